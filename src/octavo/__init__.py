@@ -1,0 +1,1 @@
+"""Octavo: an LLM serving engine for the machine you have."""

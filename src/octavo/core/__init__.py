@@ -1,0 +1,1 @@
+"""Decisions: which block, and who advances. Pure Python."""

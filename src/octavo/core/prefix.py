@@ -1,0 +1,136 @@
+"""Which block already holds these tokens.
+
+Decides whether a stretch of tokens, after a certain beginning, has been computed before. A full
+block is found by a SHA-256 over its parent's hash and its tokens, and its tokens are compared
+too; the best part of a block is found among its parent's children. Knows neither sequences nor
+reference counts.
+
+Invariant: an entry's block holds exactly its tokens, computed after exactly its parent's beginning.
+"""
+
+import hashlib
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_TOKEN_BYTES = 4
+
+
+class CacheEntry(NamedTuple):
+    """What one block holds: its packed tokens, after `parent`. No `block_hash` if not full."""
+
+    parent: bytes
+    tokens: bytes
+    block_hash: bytes | None
+
+
+def pack(token_ids: list[int]) -> bytes:
+    """Return token ids as bytes, four each, so that they hash and compare quickly."""
+    return array("I", token_ids).tobytes()
+
+
+class PrefixCache:
+    """Blocks by their content. Hashes are the same in every process with the same fingerprint."""
+
+    def __init__(self, fingerprint: str = "") -> None:
+        self._fingerprint = fingerprint
+        self._roots: dict[tuple[str, ...], bytes] = {}
+        self._by_hash: dict[bytes, int] = {}
+        self._entries: dict[int, CacheEntry] = {}
+        # Per parent, the children sorted by their tokens: of a sorted list, the entry that shares
+        # the longest beginning with a key stands next to where the key would be inserted.
+        self._children: dict[bytes, list[tuple[bytes, int]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def root(self, extra_keys: tuple[str, ...]) -> bytes:
+        """Return the parent of all first blocks with these extra keys (salt, adapter version)."""
+        root = self._roots.get(extra_keys)
+        if root is None:
+            text = "\0".join((self._fingerprint, *extra_keys))
+            root = hashlib.sha256(text.encode()).digest()
+            # Salts come from callers: forget them all now and then rather than grow without bound.
+            if len(self._roots) >= 1024:
+                self._roots.clear()
+            self._roots[extra_keys] = root
+        return root
+
+    @staticmethod
+    def hash_block(parent: bytes, tokens: bytes) -> bytes:
+        """Return the hash of a full block that holds `tokens` after `parent`."""
+        return hashlib.sha256(parent + tokens).digest()
+
+    def find(self, block_hash: bytes, tokens: bytes) -> int | None:
+        """Return the block of this hash, if it really holds `tokens`."""
+        block = self._by_hash.get(block_hash)
+        if block is None or self._entries[block].tokens != tokens:
+            return None
+        return block
+
+    def find_partial(self, parent: bytes, tokens: bytes) -> tuple[int | None, int]:
+        """Return the child of `parent` that begins with most of `tokens`, and how many tokens."""
+        children = self._children.get(parent)
+        best: tuple[int | None, int] = (None, 0)
+        if not children or not tokens:
+            return best
+        at = bisect_left(children, (tokens, -1))
+        for packed, block in children[max(0, at - 1) : at + 1]:
+            length = _common_tokens(packed, tokens)
+            if length > best[1]:
+                best = (block, length)
+        return best
+
+    def insert(self, block: int, parent: bytes, tokens: bytes, block_hash: bytes | None) -> None:
+        """Record what `block` holds; where a block with this content is known, that one stays."""
+        if block in self._entries or (block_hash is not None and block_hash in self._by_hash):
+            return
+        if block_hash is not None:
+            self._by_hash[block_hash] = block
+        self._entries[block] = CacheEntry(parent, tokens, block_hash)
+        insort(self._children.setdefault(parent, []), (tokens, block))
+
+    def remove(self, block: int) -> bool:
+        """Forget `block`, which is about to be overwritten. Returns whether it was known."""
+        entry = self._entries.pop(block, None)
+        if entry is None:
+            return False
+        if entry.block_hash is not None:
+            del self._by_hash[entry.block_hash]
+        children = self._children[entry.parent]
+        del children[bisect_left(children, (entry.tokens, block))]
+        if not children:
+            del self._children[entry.parent]
+        return True
+
+    def holds(self, block: int) -> bool:
+        """Whether the block's content can be found."""
+        return block in self._entries
+
+    def blocks(self) -> Iterable[int]:
+        """Return every block whose content can be found."""
+        return self._entries.keys()
+
+    def check(self) -> None:
+        """Raise AssertionError if the three indexes disagree."""
+        hashed = {e.block_hash: b for b, e in self._entries.items() if e.block_hash is not None}
+        assert hashed == self._by_hash, "hash index differs from the entries"
+        children = sorted((e.parent, e.tokens, b) for b, e in self._entries.items())
+        indexed = sorted((p, t, b) for p, kids in self._children.items() for t, b in kids)
+        assert children == indexed, "child index differs from the entries"
+
+
+def _common_tokens(a: bytes, b: bytes) -> int:
+    """Return how many leading tokens two packed lists share."""
+    limit = min(len(a), len(b)) // _TOKEN_BYTES
+    if a[: limit * _TOKEN_BYTES] == b[: limit * _TOKEN_BYTES]:
+        return limit
+    low, high = 0, limit  # the first `low` tokens are equal, the first `high` are not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[: middle * _TOKEN_BYTES] == b[: middle * _TOKEN_BYTES]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,1 @@
+"""The synchronous heart: requests in, text out."""

@@ -1,0 +1,101 @@
+"""Every exception that Octavo raises on purpose.
+
+    OctavoError                      500  something broke that should not
+    ├── BadRequestError              400  the caller can mend the request
+    │   ├── InvalidParameterError    400  one field, its value and what is allowed
+    │   ├── ContextLengthError       400  prompt (and max_tokens) beyond the model's context
+    │   ├── PoolTooSmallError        400  could never fit the block pool, not even alone
+    │   └── ChatTemplateError        400  no template, or the template refused the messages
+    ├── ModelNotFoundError           404  unknown name, missing file, or not to be had offline
+    └── StartupError                 500  the engine cannot start
+        ├── SettingError             500  an unknown or impossible setting
+        ├── ModelFileError           500  a file is damaged, hostile or not what its name says
+        ├── UnsupportedModelError    500  a sound file that Octavo cannot run
+        └── FetchError               500  a download failed, or its digest is wrong
+
+A message is one line: what happened, the numbers, and what to do. `status` is the HTTP status and
+`code` OpenAI's error code, where it has one.
+"""
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class OctavoError(Exception):
+    """Root of the tree: catch this to catch everything Octavo raises on purpose."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str | None] = None
+
+
+class BadRequestError(OctavoError):
+    """The request cannot be served as it stands; the message says how to mend it."""
+
+    status = 400
+
+
+class InvalidParameterError(BadRequestError):
+    """A field's value is out of range or of the wrong type.
+
+    `field` is the parameter's public name; the message names it, the value and the allowed range.
+    """
+
+    code = "invalid_value"
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field} must be {allowed}, not {shorten(value)}.")
+        self.field = field
+
+
+class ContextLengthError(BadRequestError):
+    """The prompt, or the prompt and `max_tokens` together, exceed the context length."""
+
+    code = "context_length_exceeded"
+
+
+class PoolTooSmallError(BadRequestError):
+    """The request needs more KV blocks than the pool holds, so waiting would never help."""
+
+
+class ChatTemplateError(BadRequestError):
+    """The model has no chat template, or its template rejected these messages."""
+
+
+class ModelNotFoundError(OctavoError):
+    """No such model name, file or repository."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class StartupError(OctavoError):
+    """The engine cannot start with this model and these settings."""
+
+
+class SettingError(StartupError):
+    """An unknown setting, or a value that the model or the machine does not allow."""
+
+
+class ModelFileError(StartupError):
+    """A model file is truncated, damaged, hostile, or of another kind than it claims."""
+
+
+class UnsupportedModelError(StartupError):
+    """The file is sound, but Octavo does not know its architecture, format or tokenizer."""
+
+
+class FetchError(StartupError):
+    """A download failed, or what arrived is not what was asked for."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a sentence that names what `name` may have meant: " Did you mean 'x'?", or ""."""
+    close = difflib.get_close_matches(name, list(known), n=2, cutoff=0.5)
+    return f" Did you mean {' or '.join(repr(match) for match in close)}?" if close else ""
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """Return `repr(value)` cut to `limit` characters, so that no message carries a whole prompt."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

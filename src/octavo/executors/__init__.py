@@ -1,0 +1,1 @@
+"""Where a plan becomes arrays and a program is run."""

@@ -1,0 +1,1 @@
+"""One file per family: a configuration becomes a program."""

@@ -1,0 +1,1 @@
+"""Networks as data: the operation set and programs."""
