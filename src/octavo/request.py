@@ -9,7 +9,6 @@ Invariant: `0 <= num_computed <= len(token_ids)`, and the cache holds exactly th
 """
 
 import enum
-import math
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
@@ -123,7 +122,7 @@ class SamplingParams:
 def _number(params: SamplingParams, name: str, low: float, high: float, allowed: str) -> None:
     value = getattr(params, name)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:
+    if not is_number or not low <= value <= high:  # NaN is in no range
         raise InvalidParameterError(name, value, allowed)
 
 
@@ -141,8 +140,8 @@ def _check_ranges(p: SamplingParams) -> None:
     _integer(p, "n", 1, MAX_SAMPLES, f"an integer from 1 to {MAX_SAMPLES}")
     _number(p, "presence_penalty", -2, 2, "a number from -2 to 2")
     _number(p, "frequency_penalty", -2, 2, "a number from -2 to 2")
-    _number(p, "repetition_penalty", 1e-6, 1e6, "a number above 0")
-    _number(p, "temperature", 0, 1e6, "a number of at least 0")
+    _number(p, "repetition_penalty", 1e-6, 1e6, "a number from 0.000001 to 1000000")
+    _number(p, "temperature", 0, 1e6, "a number from 0 to 1000000")
     _number(p, "top_p", 1e-300, 1, "a number above 0 and at most 1")
     _number(p, "min_p", 0, 1, "a number from 0 to 1")
     _integer(p, "top_k", -1, _INT64 - 1, "an integer of at least 1, or 0 or -1 for all")
@@ -164,17 +163,11 @@ def _check_ranges(p: SamplingParams) -> None:
 
 
 def _check_lists(p: SamplingParams) -> None:
-    for name in ("stop", "bad_words"):
-        value = getattr(p, name)
-        texts = [value] if isinstance(value, str) else value
-        if texts is None:
-            continue
-        if not isinstance(texts, (list, tuple)) or not all(isinstance(t, str) and t for t in texts):
-            raise InvalidParameterError(
-                name, value, "a text or a list of texts, none of them empty"
-            )
-        if name == "stop" and len(texts) > MAX_STOP_STRINGS:
-            raise InvalidParameterError(name, len(texts), f"at most {MAX_STOP_STRINGS} texts")
+    stop = [p.stop] if isinstance(p.stop, str) else p.stop
+    _check_texts("stop", stop, "a text or a list of texts, none of them empty")
+    _check_texts("bad_words", p.bad_words, "a list of texts, none of them empty")
+    if stop is not None and len(stop) > MAX_STOP_STRINGS:
+        raise InvalidParameterError("stop", len(stop), f"at most {MAX_STOP_STRINGS} texts")
     if p.stop and not p.detokenize:
         raise InvalidParameterError("detokenize", False, "true where stop strings are given")
     for name in ("stop_token_ids", "allowed_token_ids"):
@@ -184,6 +177,13 @@ def _check_lists(p: SamplingParams) -> None:
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise InvalidParameterError("allowed_token_ids", [], "a list with at least one token id")
     _check_bias(p.logit_bias)
+
+
+def _check_texts(name: str, texts: object, allowed: str) -> None:
+    # A bare string would pass for a list of its letters.
+    is_list = texts is None or isinstance(texts, (list, tuple))
+    if not is_list or not all(isinstance(text, str) and text for text in texts or ()):
+        raise InvalidParameterError(name, texts, allowed)
 
 
 def _is_id(value: object) -> bool:
@@ -196,7 +196,8 @@ def _check_bias(bias: object) -> None:
     if not isinstance(bias, dict) or not all(map(_is_id, bias)):
         raise InvalidParameterError("logit_bias", bias, "a mapping from token ids to numbers")
     for token_id, value in bias.items():
-        if not isinstance(value, (int, float)) or not -100 <= value <= 100:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not -100 <= value <= 100:
             raise InvalidParameterError(
                 f"logit_bias[{token_id}]", value, "a number from -100 to 100"
             )

@@ -40,6 +40,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.ref_counts = [0] * num_blocks
+        self.num_shared = 0  # blocks that stand in more than one table
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     @property
@@ -58,10 +59,12 @@ class BlockPool:
         if self.ref_counts[block] == 0:
             del self._free[block]
         self.ref_counts[block] += 1
+        self.num_shared += self.ref_counts[block] == 2
 
     def release(self, block: int, *, is_cached: bool) -> None:
         """Drop a reference. A block without cached content is the first to be taken again."""
         self.ref_counts[block] -= 1
+        self.num_shared -= self.ref_counts[block] == 1
         if self.ref_counts[block] == 0:
             self._free[block] = None
             if not is_cached:
@@ -253,11 +256,6 @@ class BlockManager:
         """Blocks, free or in use, whose content can be found by its tokens."""
         return len(self.cache)
 
-    @property
-    def num_shared(self) -> int:
-        """Blocks that stand in more than one table. Costs a walk over the pool."""
-        return sum(count > 1 for count in self.pool.ref_counts)
-
     def num_empty_slots(self, sequences: Iterable[Sequence]) -> int:
         """Allocated token slots of `sequences` that hold nothing; a shared block counts once."""
         size = self.block_size
@@ -280,6 +278,7 @@ class BlockManager:
             for block in sequence.block_table:
                 counts[block] += 1
         assert counts == self.pool.ref_counts, "references differ from table entries"
+        assert self.pool.num_shared == sum(count > 1 for count in counts), "shared blocks differ"
         for block, count in enumerate(counts):
             assert self.pool.is_free(block) == (count == 0), f"block {block}: {count} references"
         assert reserved == self.num_reserved, "reservations differ from their sum"

@@ -1,0 +1,68 @@
+# The menu of commands that README and CI use. Each makes the environment it needs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= 2
+
+.PHONY: help test test-slow test-lower check format law cases paging cache-gain docs golden clean
+
+help: ## show this menu
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+test: $(READY) ## the whole default test suite, with the real models where they can be fetched
+	-$(BIN)/octavo pull smollm2-135m
+	-$(BIN)/octavo pull gemma3-270m
+	$(BIN)/pytest -n $(WORKERS) -m "not slow"
+
+test-slow: $(READY) ## soaks and long Hypothesis profiles
+	$(BIN)/pytest -n $(WORKERS) -m slow
+
+test-lower: ## the tests that need no real model, with the oldest supported dependencies
+	$(MAKE) VENV=.venv-lower .venv-lower/.lower
+	.venv-lower/bin/pytest -n $(WORKERS) -m "not slow and not real"
+
+.venv-lower/.lower: pyproject.toml tools/lower_bounds.py
+	$(PYTHON) -m venv .venv-lower
+	$(PYTHON) tools/lower_bounds.py pyproject.toml > .venv-lower/lower.txt
+	.venv-lower/bin/pip install --quiet --constraint .venv-lower/lower.txt --editable '.[dev]'
+	touch $@
+
+check: $(READY) ## format, lint, strict types, import layers, docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/reference_docs.py --check
+	$(BIN)/mkdocs build --strict --quiet
+
+format: $(READY) ## bring the code into form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+law: $(READY) ## same request, same bits: print every cell and its differing bits
+	$(BIN)/python -m tests.law
+
+cases: $(READY) ## which fault of shared/cases.md is tested where, or why not yet
+	$(BIN)/pytest --cases -q
+
+paging: $(READY) ## waste, concurrency, sharing and scheduler cost on real traces
+	$(BIN)/python benchmarks/paging.py
+
+cache-gain: $(READY) ## generating with and without the KV cache, in flops and seconds
+	$(BIN)/python benchmarks/cache_gain.py
+
+docs: $(READY) ## build the documentation into site/
+	$(BIN)/python tools/reference_docs.py
+	$(BIN)/mkdocs build --strict
+
+golden: ## how to make the golden files again
+	@cat tests/golden/README.md
+
+clean: ## remove what the commands above made
+	rm -rf $(VENV) .venv-lower site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,148 @@
+"""`octavo generate`, `chat` and `run`: a stream of text on stdout, figures on stderr.
+
+Decides how an answer looks on a terminal. Invariant: stdout carries the model's text and nothing
+else, so it can be piped.
+"""
+
+import secrets
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from octavo.engine.intake import Prompt
+from octavo.engine.outputs import OutputDelta
+from octavo.errors import ChatTemplateError
+from octavo.llm import LLM
+from octavo.request import RequestMetrics, SamplingParams
+
+
+def run_generate(
+    model: str,
+    prompt: str,
+    *,
+    engine: dict[str, Any],
+    sampling: dict[str, Any],
+    raw: bool,
+    system: str | None,
+) -> None:
+    """Answer `prompt`: as a chat turn if the model has a template, else as a text to continue."""
+    params_given = dict(sampling)
+    with LLM(model, **engine) as llm:
+        _print_start(llm)
+        params = _params(llm, params_given)
+        if raw or (not llm.has_chat_template and system is None):
+            source: Prompt = prompt
+        else:
+            source = llm.chat_prompt(_messages(system, prompt))
+        answer = Answer(llm.stream(source, params))
+        for text in answer:
+            print(text, end="", flush=True)
+        print()
+        answer.print_figures()
+
+
+def run_chat(
+    model: str, *, engine: dict[str, Any], sampling: dict[str, Any], system: str | None
+) -> None:
+    """Read turns from standard input until it ends, and stream each answer."""
+    with LLM(model, **engine) as llm:
+        _print_start(llm)
+        if not llm.has_chat_template:
+            raise ChatTemplateError(
+                f"{model} has no chat template, so it cannot chat. Use `octavo generate --raw`, or "
+                "give one with --chat-template."
+            )
+        params = _params(llm, sampling)
+        beginning = _messages(system)
+        messages = list(beginning)
+        for line in _turns():
+            if line == "/clear":
+                messages = list(beginning)
+                continue
+            messages.append({"role": "user", "content": line})
+            answer = Answer(llm.stream(llm.chat_prompt(messages), params))
+            try:
+                for text in answer:
+                    print(text, end="", flush=True)
+            except KeyboardInterrupt:
+                # ^C ends this answer, not the conversation; what was said so far stays in it.
+                answer.close()
+            print()
+            answer.print_figures()
+            messages.append({"role": "assistant", "content": answer.text})
+
+
+class Answer:
+    """The text of one streamed answer, and its figures."""
+
+    def __init__(self, deltas: Iterator[OutputDelta]) -> None:
+        self.text = ""
+        self._deltas = deltas
+        self._num_tokens = 0
+        self._last: OutputDelta | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        for delta in self._deltas:
+            if delta.error is not None:
+                raise delta.error
+            self._last = delta
+            self._num_tokens += len(delta.token_ids)
+            self.text += delta.text
+            if delta.text:
+                yield delta.text
+
+    def close(self) -> None:
+        """Stop generating."""
+        self._deltas.close()  # type: ignore[attr-defined]
+
+    def print_figures(self) -> None:
+        """Print tokens, time to first token and speed on stderr."""
+        if self._last is None or self._last.metrics is None:
+            return
+        parts = [f"{self._last.num_prompt_tokens:,} prompt tokens"]
+        if self._last.num_cached_tokens:
+            parts[0] += f" ({self._last.num_cached_tokens:,} cached)"
+        parts.append(f"{self._num_tokens:,} generated")
+        parts += _times(self._last.metrics, self._num_tokens)
+        if self._last.finish_reason == "length":
+            parts.append("cut at the length limit")
+        print(f"[{' · '.join(parts)}]", file=sys.stderr)
+
+
+def _times(metrics: RequestMetrics, num_tokens: int) -> Iterable[str]:
+    first, end = metrics.first_token_time, metrics.finished_time
+    if first is None:
+        return
+    yield f"first token after {1000 * (first - metrics.arrival_time):,.0f} ms"
+    if end is not None and num_tokens > 1 and end > first:
+        yield f"{(num_tokens - 1) / (end - first):.1f} tokens/s"
+
+
+def _params(llm: LLM, given: dict[str, Any]) -> SamplingParams:
+    """Return what was asked for over the model's defaults over greedy, to the end of the answer."""
+    values = {"temperature": 0.0, "max_tokens": None, **llm.sampling_defaults, **given}
+    values.setdefault("seed", secrets.randbits(63))
+    return SamplingParams.from_dict(values)
+
+
+def _messages(system: str | None, *user: str) -> list[dict[str, Any]]:
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return messages + [{"role": "user", "content": text} for text in user]
+
+
+def _turns() -> Iterator[str]:
+    """Yield what the user types, until an empty line, /exit, or the end of the input."""
+    interactive = sys.stdin.isatty()
+    while True:
+        try:
+            line = input("> " if interactive else "").strip()
+        except EOFError:
+            return
+        if line in ("", "/exit", "/quit"):
+            return
+        yield line
+
+
+def _print_start(llm: LLM) -> None:
+    for reason in llm.reasons:
+        print(f"[{reason}]", file=sys.stderr)

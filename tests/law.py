@@ -1,0 +1,209 @@
+"""The law: the same request gives the same bits, whatever else runs. `make law` prints its cells.
+
+A cell is one way of running a few subject requests (among others, in chunks, preempted, warm...).
+Its tokens and log-probabilities are compared, bit for bit, with those of each subject run alone on
+a cold engine. Subjects cover greedy and sampled requests, penalties, and prompts beyond a segment.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo import LLM, RequestOutput, SamplingParams
+from octavo.request import Logprob
+
+TINY = Path(__file__).parent / "golden" / "tiny"
+MODELS = ("llama", "llama31-rope", "qwen2", "qwen3", "mistral", "gemma3")
+PLAIN: dict[str, Any] = {"num_gpu_blocks_override": 400, "max_model_len": 1024}
+KV_FORMATS = ("bfloat16", "float32")
+
+Prompt = dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One request that the law is about."""
+
+    prompt: Prompt
+    params: SamplingParams
+
+
+def prompt_of(length: int, seed: int) -> Prompt:
+    """Return `length` random token ids that every tiny model has."""
+    ids = np.random.default_rng(seed).integers(0, 296, length)
+    return {"prompt_token_ids": ids.tolist()}
+
+
+def subjects() -> list[Subject]:
+    """Return the requests of every cell."""
+    common: dict[str, Any] = {"logprobs": 5, "ignore_eos": True, "max_tokens": 9}
+    return [
+        Subject(prompt_of(1, 1), SamplingParams(temperature=0, **common)),
+        Subject(prompt_of(31, 2), SamplingParams(temperature=0, **common)),
+        Subject(prompt_of(70, 3), SamplingParams(temperature=0.8, seed=1, **common)),
+        Subject(prompt_of(250, 4), SamplingParams(temperature=1.0, top_p=0.9, seed=2, **common)),
+        Subject(
+            prompt_of(300, 5),
+            SamplingParams(
+                temperature=0.9,
+                top_k=40,
+                repetition_penalty=1.2,
+                frequency_penalty=0.5,
+                seed=3,
+                **common,
+            ),
+        ),
+        Subject(prompt_of(40, 6), SamplingParams(temperature=0, prompt_logprobs=2, **common)),
+    ]
+
+
+def others(count: int) -> list[Subject]:
+    """Return `count` unrelated requests of mixed length."""
+    params = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
+    return [Subject(prompt_of(5 + 17 * i % 90, 100 + i), params) for i in range(count)]
+
+
+def run(llm: LLM, jobs: list[Subject]) -> list[RequestOutput]:
+    """Run all jobs together and return their outputs."""
+    outputs = llm.generate(
+        [job.prompt for job in jobs], [job.params for job in jobs], use_tqdm=False
+    )
+    for output in outputs:
+        if output.error is not None:
+            raise output.error
+    return outputs
+
+
+# --- comparing ----------------------------------------------------------------------------------
+
+
+def numbers(output: RequestOutput, sample: int = 0) -> Iterator[tuple[int, float]]:
+    """Yield every token and log-probability that a request reported, in order."""
+    positions: list[dict[int, Logprob] | None] = list(output.prompt_logprobs or [])
+    completion = output.outputs[sample]
+    yield from ((token, 0.0) for token in completion.token_ids)
+    positions += completion.logprobs or []
+    for position in positions:
+        for token, entry in (position or {}).items():
+            yield token, entry.logprob
+
+
+def differing_bits(a: list[tuple[int, float]], b: list[tuple[int, float]]) -> int:
+    """Return how many bits of tokens and log-probabilities differ."""
+    if len(a) != len(b):
+        return 64 * abs(len(a) - len(b))
+    left, right = (np.array([x for pair in side for x in pair], np.float64) for side in (a, b))
+    return int(np.bitwise_count(left.view(np.uint64) ^ right.view(np.uint64)).sum())
+
+
+# --- cells --------------------------------------------------------------------------------------
+
+Results = list[list[tuple[int, float]]]
+Cell = Callable[[str, dict[str, Any]], Results]
+
+
+def _together(settings: dict[str, Any], num_others: int = 0, repeats: int = 1) -> Cell:
+    """Run the subjects among others, the last of `repeats` times."""
+
+    def cell(model: str, base: dict[str, Any]) -> Results:
+        with LLM(model, **{**base, **settings}) as llm:
+            for _ in range(repeats):
+                # Others stand on both sides, so that subjects are neither first nor last.
+                rest = others(num_others)
+                half = num_others // 2
+                outputs = run(llm, rest[:half] + subjects() + rest[half:])
+                outputs = outputs[half : half + len(subjects())]
+            return [list(numbers(output)) for output in outputs]
+
+    return cell
+
+
+def alone(model: str, base: dict[str, Any]) -> Results:
+    """Run each subject by itself on a cold cache."""
+    with LLM(model, **base, enable_prefix_caching=False) as llm:
+        return [list(numbers(run(llm, [subject])[0])) for subject in subjects()]
+
+
+def _preempted(model: str, base: dict[str, Any]) -> Results:
+    """Run the subjects in a pool so small that they push each other out."""
+    settings = {**base, "num_gpu_blocks_override": 24, "block_size": 16}
+    crowd = others(24)
+    with LLM(model, **settings) as llm:
+        outputs = run(llm, crowd + subjects())
+        if not llm.stats().num_preemptions:
+            raise AssertionError("the pool was large enough: nothing was preempted")
+    return [list(numbers(output)) for output in outputs[len(crowd) :]]
+
+
+def _warm_after_other_lengths(model: str, base: dict[str, Any]) -> Results:
+    """Run the subjects after shorter and longer prompts with the same beginnings."""
+    greedy = SamplingParams(temperature=0, max_tokens=3)
+    neighbours = []
+    for subject in subjects():
+        ids = subject.prompt["prompt_token_ids"]
+        neighbours.append(Subject({"prompt_token_ids": ids[: len(ids) // 2 + 1]}, greedy))
+        neighbours.append(Subject({"prompt_token_ids": [*ids, 7, 8, 9]}, greedy))
+    with LLM(model, **base) as llm:
+        run(llm, neighbours)
+        return [list(numbers(output)) for output in run(llm, subjects())]
+
+
+def _forked(model: str, base: dict[str, Any]) -> Results:
+    """Take sample 0 of three: it must be what a single sample would have been."""
+    from dataclasses import replace
+
+    jobs = [Subject(s.prompt, replace(s.params, n=3)) for s in subjects()]
+    with LLM(model, **base) as llm:
+        return [list(numbers(output)) for output in run(llm, jobs)]
+
+
+CELLS: dict[str, Cell] = {
+    "alone, again": alone,
+    "among 0 others": _together({}),
+    "among 1 other": _together({}, 1),
+    "among 7 others": _together({}, 7),
+    "among 31 others": _together({}, 31),
+    "chunks of 1": _together({"long_prefill_token_threshold": 1}),
+    "chunks of 7": _together({"long_prefill_token_threshold": 7}, 3),
+    "chunks of 16": _together({"long_prefill_token_threshold": 16}, 7),
+    "chunks of all": _together({"max_num_batched_tokens": 4096}, 7),
+    "preempted": _preempted,
+    "warm": _together({}, 3, repeats=2),
+    "warm, other lengths": _warm_after_other_lengths,
+    "forked": _forked,
+    "blocks of 16": _together({"block_size": 16}, 7, repeats=2),
+    "blocks of 64": _together({"block_size": 64}, 7, repeats=2),
+    "blocks of 256": _together({"block_size": 256}, 7, repeats=2),
+}
+
+
+def check(model: str, base: dict[str, Any], name: str, expected: Results) -> int:
+    """Return the differing bits of one cell."""
+    found = CELLS[name](model, base)
+    return sum(differing_bits(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def main(models: list[str]) -> int:
+    """Print every cell of every model; return 1 if a bit differs."""
+    total = num_cells = 0
+    for model in models or [str(TINY / name) for name in MODELS]:
+        for kv_format in KV_FORMATS:
+            base = {**PLAIN, "kv_cache_dtype": kv_format}
+            expected = alone(model, base)
+            num_pairs = sum(map(len, expected))
+            for name in CELLS:
+                bits = check(model, base, name, expected)
+                total += bits
+                num_cells += 1
+                label = f"{Path(model).name:14} {kv_format:9} {name:20}"
+                print(f"{label} {num_pairs:6} numbers {bits:4} differing bits", flush=True)
+    print(f"{num_cells} cells, {total} differing bits")
+    return 1 if total else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
