@@ -12,7 +12,6 @@ import io
 import json
 import random
 import sys
-from datetime import datetime
 from pathlib import Path
 
 import sentencepiece
@@ -69,9 +68,9 @@ TEXTS = [
     "CamelCaseWORDSandMore fooBAR",
     "▁▁ under ▁score",
     "\x00\x01\x7f",
-    "…“quotes”–—!?!?!!",
+    "…“quotes”–—!?!?!!",  # noqa: RUF001
     "<unused3>[multimodal]<start_of_image>",
-    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𒀀 𐍈",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𒀀 𐍈",  # noqa: RUF001
 ]
 chooser = random.Random(1)
 mixed = ""
@@ -218,19 +217,19 @@ CHATML = (
 )
 TOOLS = (
     "{{ bos_token }}{% if tools %}Tools:\n  {% for t in tools %}\n{{ t | tojson(indent=2) }}\n"
-    "  {% endfor %}{% endif %}{% if documents %}{% for d in documents %}[{{ d.title }}] {{ d.text }}\n"
-    "{% endfor %}{% endif %}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}"
+    "  {% endfor %}{% endif %}{% if documents %}{% for d in documents %}[{{ d.title }}] {{ d.text }}"
+    "\n{% endfor %}{% endif %}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}"
     " [/INST]{% else %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
     "{% endif %}{% endfor %}{% if style is defined %}{{ style }}{% endif %}"
 )
-DATED = (
-    "{% set date = strftime_now('%d %b %Y') if strftime_now is defined else 'no date' %}"
-    "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
+CENTURY = (
+    "{% set century = strftime_now('%C') if strftime_now is defined else 'no date' %}"
+    "{{ century }}{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
     "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
     "{{ p.text }}|{% endfor %}{% endif %}{% endfor %}"
 )
 TALK = [
-    {"role": "user", "content": " Hi, what is 2<3 & \"é\"? "},
+    {"role": "user", "content": ' Hi, what is 2<3 & "é"? '},
     {"role": "assistant", "content": "Sure, "},
 ]
 CALLS = [
@@ -244,15 +243,17 @@ CALLS = [
     },
 ]
 TOOL = {"type": "function", "function": {"name": "w", "parameters": {"type": "object"}}}
-PARTS = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+PARTS = [
+    {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+]
 CHATS = [
     (CHATML, TALK, {"add_generation_prompt": True}),
     (CHATML, TALK, {"continue_final_message": True}),
     (CHATML, CALLS, {"add_generation_prompt": False}),
     (TOOLS, TALK, {"tools": [TOOL], "documents": [{"title": "t", "text": "x"}]}),
     (TOOLS, TALK, {"continue_final_message": True, "style": "terse"}),
-    (DATED, TALK, {}),
-    (DATED, PARTS, {}),
+    (CENTURY, TALK, {}),
+    (CENTURY, PARTS, {}),
 ]
 
 
@@ -290,14 +291,16 @@ def main():
     chats, smollm_chat = chat_cases(smollm)
     goldens = {
         "texts": TEXTS,
-        "models": {"smollm2-135m": real_byte_level(smollm), "gemma3-270m": real_sentencepiece(gemma)},
+        "models": {
+            "smollm2-135m": real_byte_level(smollm),
+            "gemma3-270m": real_sentencepiece(gemma),
+        },
         "tiny": {
             **{pre: tiny_byte_level(pre) for pre in kinds},
             "sentencepiece with a prefix space": tiny_sentencepiece(True, []),
             "sentencepiece without": tiny_sentencepiece(False, ["▁▁", "▁▁▁", "\n\n", "<table>"]),
         },
         "chats": chats,
-        "today": datetime.now().strftime("%d %b %Y"),
         "smollm2_chat": smollm_chat,
     }
     target = Path(__file__).with_name("tokenizers.json")

@@ -8,7 +8,7 @@ Invariant: a parameter is read only after every tensor's presence and shape have
 from collections.abc import Callable, Iterable, Mapping
 
 from octavo.errors import ModelFileError, UnsupportedModelError, nearest, shorten
-from octavo.models import llama
+from octavo.models import gemma, llama
 from octavo.models.config import ModelConfig
 from octavo.models.fields import Fields
 from octavo.models.origins import Family, Origin
@@ -20,11 +20,13 @@ HUGGINGFACE: Mapping[str, Family] = {
     "MistralForCausalLM": llama.FAMILY,
     "Qwen2ForCausalLM": llama.FAMILY,
     "Qwen3ForCausalLM": llama.FAMILY,
+    "Gemma3ForCausalLM": gemma.FAMILY,
 }
 GGUF: Mapping[str, Family] = {
     "llama": llama.FAMILY,
     "qwen2": llama.FAMILY,
     "qwen3": llama.FAMILY,
+    "gemma3": gemma.FAMILY,
 }
 
 # Tensors of a layer that hold nothing of their own: rotary tables that old converters wrote.

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,8 @@ class Tokenizer:
         Raises ModelNotFoundError without a tokenizer.json, ModelFileError for a damaged one, and
         UnsupportedModelError for any other model than BPE.
         """
-        return _guarding_build(read_folder(path), str(path))
+        with _refusing_damage(str(path)):
+            return Tokenizer(read_folder(path))
 
     @staticmethod
     def from_gguf(
@@ -86,7 +88,8 @@ class Tokenizer:
         a SentencePiece vocabulary (about a second for 262,000 pieces); a damaged entry is rebuilt.
         Raises ModelFileError for damaged metadata, UnsupportedModelError for an unknown kind.
         """
-        return _guarding_build(read_metadata(metadata, pre, cache), "the GGUF file")
+        with _refusing_damage("the GGUF file"):
+            return Tokenizer(read_metadata(metadata, pre, cache))
 
     def encode(
         self, text: str, *, add_bos: bool = True, parse_special: bool = False, mark: str = ""
@@ -98,16 +101,12 @@ class Tokenizer:
         tokens were found: put into a token's text, it keeps that text from being found.
         Raises BadRequestError for text that is not valid Unicode (a lone surrogate).
         """
-        try:
-            if parse_special:
-                ids = self._encode_parsed(text, mark)
-            else:
-                text = text.replace(mark, "") if mark else text
-                ids = self._bpe.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError as error:
-            raise BadRequestError(
-                f"The text is not valid Unicode: a lone surrogate at character {error.start}."
-            ) from None
+        _require_unicode(text)
+        if parse_special:
+            ids = self._encode_parsed(text, mark)
+        else:
+            text = text.replace(mark, "") if mark else text
+            ids = self._bpe.encode(text, add_special_tokens=False).ids
         if add_bos and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
@@ -180,14 +179,24 @@ class Tokenizer:
         return self.chat_templates.get("default")
 
 
+def _require_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequestError(
+            f"The text is not valid Unicode: a lone surrogate at character {error.start}."
+        ) from None
+
+
 # --- building
 
 
-def _guarding_build(vocabulary: Vocabulary, source: str) -> Tokenizer:
-    """Build, and turn whatever the tokenizers library dislikes into one line."""
+@contextmanager
+def _refusing_damage(source: str) -> Iterator[None]:
+    """Turn whatever the tokenizers library and odd types of values raise into one line."""
     try:
-        return Tokenizer(vocabulary)
-    except (ValueError, TypeError, OverflowError, KeyError) as error:
+        yield
+    except (ValueError, TypeError, OverflowError, KeyError, AttributeError) as error:
         raise damaged(f"{source}: {one_line(error)}") from None
     except Exception as error:
         if type(error) is Exception:  # the library raises bare exceptions for a wrong vocabulary

@@ -189,9 +189,9 @@ def pairs_of(merges: object, added: Iterable[AddedToken]) -> Merges:
 def _post_adds(tree: Json, text: str | None) -> bool:
     """Whether the post-processor's template begins with the token `text`."""
     for node in nodes(tree.get("post_processor")):
-        if node.get("type") == "TemplateProcessing" and node.get("single"):
-            first = node["single"][0]
-            return bool(text) and first.get("SpecialToken", {}).get("id") == text
+        match node:
+            case {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": first}}, *_]}:
+                return bool(text) and first == text
     return False
 
 
