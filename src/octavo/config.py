@@ -65,9 +65,6 @@ class EngineConfig:
         "auto", "Whether the model's generation_config sets sampling defaults."
     )
     seed: int = _setting(0, "Seed from which requests without one derive theirs.")
-    num_threads: int | None = _setting(
-        None, "Threads that compute; the reference executor uses one.", minimum=1
-    )
 
     def __post_init__(self) -> None:
         for setting in fields(self):

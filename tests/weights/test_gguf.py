@@ -205,9 +205,10 @@ def test_file_without_tensors_opens(tmp_path):
         assert len(model.metadata["tokenizer.ggml.tokens"]) == 4
 
 
-def test_damaged_scales_decode_to_something_without_a_warning(tmp_path):
+@pytest.mark.parametrize("pattern", [b"\xff\xff", b"\x00\x7c"], ids=["nan", "infinity times 0"])
+def test_damaged_scales_decode_to_something_without_a_warning(tmp_path, pattern):
     tensors = [
-        files.Tensor(str(dtype), (256,), number, b"\xff" * dtype.block_bytes * blocks)
+        files.Tensor(str(dtype), (256,), number, pattern * (dtype.block_bytes // 2 * blocks))
         for number, dtype, blocks in [
             (8, TensorType.Q8_0, 8),
             (3, TensorType.Q4_1, 8),

@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.engine.intake import Prompt
 from octavo.engine.outputs import OutputDelta
-from octavo.errors import ChatTemplateError
+from octavo.errors import BadRequestError, ChatTemplateError
 from octavo.llm import LLM
 from octavo.request import RequestMetrics, SamplingParams
 
@@ -26,10 +26,10 @@ def run_generate(
     system: str | None,
 ) -> None:
     """Answer `prompt`: as a chat turn if the model has a template, else as a text to continue."""
-    params_given = dict(sampling)
+    _check(sampling)
     with LLM(model, **engine) as llm:
         _print_start(llm)
-        params = _params(llm, params_given)
+        params = _params(llm, sampling)
         if raw or (not llm.has_chat_template and system is None):
             source: Prompt = prompt
         else:
@@ -45,6 +45,7 @@ def run_chat(
     model: str, *, engine: dict[str, Any], sampling: dict[str, Any], system: str | None
 ) -> None:
     """Read turns from standard input until it ends, and stream each answer."""
+    _check(sampling)
     with LLM(model, **engine) as llm:
         _print_start(llm)
         if not llm.has_chat_template:
@@ -59,17 +60,29 @@ def run_chat(
             if line == "/clear":
                 messages = list(beginning)
                 continue
-            messages.append({"role": "user", "content": line})
-            answer = Answer(llm.stream(llm.chat_prompt(messages), params))
+            question = {"role": "user", "content": line}
             try:
-                for text in answer:
-                    print(text, end="", flush=True)
-            except KeyboardInterrupt:
-                # ^C ends this answer, not the conversation; what was said so far stays in it.
-                answer.close()
-            print()
-            answer.print_figures()
-            messages.append({"role": "assistant", "content": answer.text})
+                answer = _say(llm, [*messages, question], params)
+            except BadRequestError as error:
+                if not sys.stdin.isatty():
+                    raise
+                # This turn cannot be answered; the conversation before it still stands.
+                print(f"octavo: {error}", file=sys.stderr)
+                continue
+            messages += [question, {"role": "assistant", "content": answer}]
+
+
+def _say(llm: LLM, messages: list[dict[str, Any]], params: SamplingParams) -> str:
+    """Stream the answer to `messages` and return it; ^C ends it, not the conversation."""
+    answer = Answer(llm.stream(llm.chat_prompt(messages), params))
+    try:
+        for text in answer:
+            print(text, end="", flush=True)
+    except KeyboardInterrupt:
+        answer.close()
+    print()
+    answer.print_figures()
+    return answer.text
 
 
 class Answer:
@@ -116,6 +129,11 @@ def _times(metrics: RequestMetrics, num_tokens: int) -> Iterable[str]:
     yield f"first token after {1000 * (first - metrics.arrival_time):,.0f} ms"
     if end is not None and num_tokens > 1 and end > first:
         yield f"{(num_tokens - 1) / (end - first):.1f} tokens/s"
+
+
+def _check(sampling: dict[str, Any]) -> None:
+    """Raise for impossible parameters before a model is loaded for them."""
+    SamplingParams.from_dict({"max_tokens": None, **sampling})
 
 
 def _params(llm: LLM, given: dict[str, Any]) -> SamplingParams:

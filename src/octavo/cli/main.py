@@ -1,26 +1,31 @@
 """The `octavo` command: its menu, and how errors and interrupts end it.
 
 Decides names and arguments of the commands; each imports what it needs when it runs, so that
-`octavo --help` is instant. Invariant: an `OctavoError` becomes one line on stderr and exit code 1.
+`octavo --help` is instant. Invariant: what the user got wrong becomes one line on stderr, and never
+a traceback.
 """
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from octavo.cli.settings import ENGINE_OPTIONS, SAMPLING_OPTIONS, with_options
-from octavo.errors import OctavoError
+from octavo.cli.settings import ENGINE_OPTIONS, SAMPLING_OPTIONS, Command, with_options
+from octavo.config import EngineConfig
+from octavo.errors import BadRequestError, OctavoError
 
 app = typer.Typer(
     help="Octavo serves large language models from the machine you have.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Rich cuts long option names at 80 columns, and reads "[default: x]" as markup.
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 100},
 )
+# Typer has its own copy of click, or in older versions click itself: this is either's.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_MODEL = EngineConfig().model
 Model = Annotated[
     str,
     typer.Option("--model", "-m", help="Short name, path, hf:org/name[:file] or pypi:…"),
@@ -32,7 +37,7 @@ System = Annotated[str | None, typer.Option("--system", help="System message.")]
 _GROUPS = (("sampling", SAMPLING_OPTIONS), ("engine", ENGINE_OPTIONS))
 
 
-@app.command()
+@app.command(cls=Command)
 @with_options(*_GROUPS)
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
@@ -47,11 +52,11 @@ def generate(
     """Answer one prompt, streaming, then print a line of figures."""
     from octavo.cli.generate import run_generate
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _read_stdin() if prompt == "-" else prompt
     run_generate(model, text, engine=engine, sampling=sampling, raw=raw, system=system)
 
 
-@app.command()
+@app.command(cls=Command)
 @with_options(*_GROUPS)
 def chat(
     sampling: dict[str, Any],
@@ -59,13 +64,16 @@ def chat(
     model: Model = DEFAULT_MODEL,
     system: System = None,
 ) -> None:
-    """Talk with a model; an empty line or /exit ends, /clear starts anew."""
+    """Talk with a model.
+
+    An empty line or /exit ends the conversation, /clear starts it anew, ^C ends an answer.
+    """
     from octavo.cli.generate import run_chat
 
     run_chat(model, engine=engine, sampling=sampling, system=system)
 
 
-@app.command()
+@app.command(cls=Command)
 @with_options(*_GROUPS)
 def run(
     sampling: dict[str, Any],
@@ -73,13 +81,13 @@ def run(
     model: ModelArgument = DEFAULT_MODEL,
     system: System = None,
 ) -> None:
-    """Fetch a model if need be, and talk with it."""
+    """Fetch a model if need be, and talk with it, as `octavo chat` does."""
     from octavo.cli.generate import run_chat
 
     run_chat(model, engine=engine, sampling=sampling, system=system)
 
 
-@app.command()
+@app.command(cls=Command)
 def pull(model: ModelArgument = DEFAULT_MODEL) -> None:
     """Fetch a model into the cache folder."""
     from octavo.cli.models import run_pull
@@ -87,15 +95,15 @@ def pull(model: ModelArgument = DEFAULT_MODEL) -> None:
     run_pull(model)
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_models() -> None:
-    """Show the models in the cache folder and those that can be fetched by name."""
+    """Show the fetched models and the names that can be fetched."""
     from octavo.cli.models import run_list
 
     run_list()
 
 
-@app.command("rm")
+@app.command("rm", cls=Command)
 def remove(model: Annotated[str, typer.Argument(help="A name as `octavo list` shows it.")]) -> None:
     """Remove a model from the cache folder."""
     from octavo.cli.models import run_remove
@@ -103,7 +111,7 @@ def remove(model: Annotated[str, typer.Argument(help="A name as `octavo list` sh
     run_remove(model)
 
 
-@app.command()
+@app.command(cls=Command)
 def program(
     model: ModelArgument = DEFAULT_MODEL,
     context: Annotated[
@@ -113,13 +121,16 @@ def program(
         bool, typer.Option("--plain", help="Show the operations before they are fused.")
     ] = False,
 ) -> None:
-    """Show a model's operations with shapes, parameters, flops and bytes per token."""
+    """Show a model's operations and what they cost per token.
+
+    Shapes, parameters, flops and bytes follow from the configuration alone: no weights are read.
+    """
     from octavo.cli.program import run_program
 
     run_program(model, context=context, plain=plain)
 
 
-@app.command()
+@app.command(cls=Command)
 def version() -> None:
     """Print the version."""
     from octavo import __version__
@@ -129,20 +140,34 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line; the exit code is 0, 1 for an error, 2 for wrong usage, 130 for ^C."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    sys.exit(_run(sys.argv[1:] or ["--help"]))
+
+
+def _run(arguments: list[str]) -> int:
+    """Return the exit code of one command line. Typer itself ends quietly when a pipe closes."""
     try:
-        app()
-    except OctavoError as error:
+        return app(arguments, standalone_mode=False) or 0
+    except UsageError as error:
+        return _explain(error)
+    except (OctavoError, OSError) as error:
         print(f"octavo: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader has gone; closing stderr keeps the interpreter from saying so once more.
-        sys.stderr.close()
-        sys.exit(1)
+        return 1
+    except typer.Abort:  # ^C, in older versions of Typer
+        return 130
 
 
-def model_name(reference: str) -> str:
-    """Return how a model is called in messages: a path's last part, else the reference itself."""
-    return Path(reference).name if Path(reference).exists() else reference
+def _explain(error: Any) -> int:
+    command = error.ctx.command_path if error.ctx else "octavo"
+    message = error.format_message().rstrip(".")
+    print(f"{command}: {message}. See `{command} --help`.", file=sys.stderr)
+    return 2
+
+
+def _read_stdin() -> str:
+    """Return standard input without the line break that `echo` and editors end it with."""
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise BadRequestError(f"Standard input is not UTF-8 text: {error}.") from None

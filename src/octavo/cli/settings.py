@@ -11,6 +11,7 @@ from dataclasses import Field, dataclass, fields
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
 from octavo.config import EngineConfig, choices_of, default_of
 
@@ -59,6 +60,23 @@ ENGINE_OPTIONS = tuple(
     for setting in fields(EngineConfig)
     if setting.name != "model" and setting.name not in _TAKEN
 )
+
+
+class Command(TyperCommand):
+    """A command whose help lists its options by group, with their whole names."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write one list per group."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            kind = "Options" if parameter.param_type_name == "option" else "Arguments"
+            title = getattr(parameter, "rich_help_panel", None) or kind
+            if record is not None:
+                groups.setdefault(title, []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 def with_options(*groups: tuple[str, tuple[Option, ...]]) -> Callable[[Callable[..., Any]], Any]:

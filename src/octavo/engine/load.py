@@ -7,6 +7,7 @@ Invariant: whatever is wrong with model, settings or machine is raised before me
 weights or cache.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from octavo.engine import clock
 from octavo.engine.chat import ChatTemplate, encode_chat
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake, sampling_defaults
-from octavo.engine.resolve import available_memory, resolve_cache
+from octavo.engine.resolve import GIB, available_memory, resolve_cache
 from octavo.errors import ChatTemplateError, ModelFileError, SettingError
 from octavo.executors.reference import ReferenceExecutor
 from octavo.models.config import ModelConfig
@@ -163,7 +164,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         config,
         max_context=program.max_context,
         values_per_token=int(program.kv_bytes_per_token(element_size=1)),
-        available=available_memory() - _weight_bytes(program),
+        available=_free_beside_weights(program, available_memory()),
     )
     executor = ReferenceExecutor(
         program,
@@ -172,6 +173,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         block_size=cache.block_size,
         kv_dtype=cache.kv_cache_dtype,
         dtype=np.float64 if config.dtype == "float64" else np.float32,
+        weights_digest=_weights_digest(files.source),
         clock=clock.monotonic,
     )
     files.source.close()
@@ -210,9 +212,27 @@ def start_engine(config: EngineConfig) -> StartedEngine:
     )
 
 
-def _weight_bytes(program: Program) -> int:
-    """Return what the reference executor holds: every parameter as float32."""
-    return 4 * sum(map(math.prod, program.parameters.values()))
+def _free_beside_weights(program: Program, available: int) -> int:
+    """Return the bytes left once the executor holds every parameter as float32."""
+    needed = 4 * sum(map(math.prod, program.parameters.values()))
+    if needed >= available:
+        raise SettingError(
+            f"The weights need {needed / GIB:.2f} GiB but {available / GIB:.2f} GiB are free. "
+            "Free memory or choose a smaller model."
+        )
+    return available - needed
+
+
+def _weights_digest(source: TensorSource) -> str:
+    """Return a digest that tells apart models of one architecture, without reading all of them.
+
+    It covers each tensor's name, shape, type and first bytes: training changes every tensor.
+    """
+    digest = hashlib.sha256()
+    for name, info in sorted(source.tensors.items()):
+        digest.update(f"{name} {info.shape} {info.dtype}".encode())
+        digest.update(source.raw(name)[:4096].tobytes())
+    return digest.hexdigest()
 
 
 def _tokenizer(config: EngineConfig, files: ModelFiles) -> Tokenizer | None:

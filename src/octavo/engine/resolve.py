@@ -12,6 +12,7 @@ from pathlib import Path
 
 from octavo.config import EngineConfig
 from octavo.errors import SettingError
+from octavo.executors.pages import KVType
 
 GIB = 1 << 30
 # What the cache takes by default: a quarter of what is free, but no more than a small server needs.
@@ -25,7 +26,7 @@ CONTEXT_SHARE = 0.5
 class CacheSettings:
     """The KV cache as it will be built. `reasons` are lines for the log."""
 
-    kv_cache_dtype: str
+    kv_cache_dtype: KVType
     block_size: int
     num_blocks: int
     max_model_len: int
@@ -40,7 +41,7 @@ def resolve_cache(
     values_per_token: numbers kept per token, keys and values of all layers together. available:
     bytes that are free once the weights are loaded. Raises `SettingError` with the numbers.
     """
-    dtype = "bfloat16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    dtype: KVType = "bfloat16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     bytes_per_token = values_per_token * (2 if dtype == "bfloat16" else 4)
     bytes_per_block = bytes_per_token * config.block_size
     wanted = config.max_model_len or max_context

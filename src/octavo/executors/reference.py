@@ -208,7 +208,10 @@ def _with_last_uses(
     # The last operation's output is the head's input.
     last.update(dict.fromkeys([name for name, _ in operations[-1].outputs], len(operations)))
     return [
-        (op, tuple(n for n in dict.fromkeys(v.name for v in op.inputs + op.outputs) if last[n] == i))
+        (
+            op,
+            tuple(n for n in dict.fromkeys(v.name for v in op.inputs + op.outputs) if last[n] == i),
+        )
         for i, op in enumerate(operations)
     ]
 

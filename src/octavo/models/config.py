@@ -87,10 +87,27 @@ def head_dim_of(fields: Fields, name: str, hidden_size: int, num_heads: int) -> 
     return head_dim
 
 
-def read_huggingface(fields: Fields, *, act: str = "hidden_act", tied: bool = False) -> ModelConfig:
+def layer_types(fields: Fields, num_layers: int) -> list[bool] | None:
+    """Read `layer_types`: whether each layer has a window; None if the file does not list them."""
+    types = fields.get("layer_types")
+    if types is None:
+        return None
+    known = ("sliding_attention", "full_attention")
+    if (
+        not isinstance(types, list)
+        or len(types) != num_layers
+        or not all(t in known for t in types)
+    ):
+        raise fields.wrong("layer_types", f"a list of {num_layers}, each one of {', '.join(known)}")
+    return [kind == "sliding_attention" for kind in types]
+
+
+def read_huggingface(
+    fields: Fields, *, act: str = "hidden_act", default_act: str = "silu", tied: bool = False
+) -> ModelConfig:
     """Read what every family's `config.json` has; all layers see everything, and have no biases.
 
-    act: the activation's field. tied: whether embeddings are tied if the file does not say.
+    act: the activation's field, and what it is by default. tied: whether embeddings are tied if the file does not say.
     """
     hidden_size = fields.integer("hidden_size", MAX_WIDTH)
     num_heads = fields.integer("num_attention_heads", MAX_HEADS)
@@ -112,7 +129,7 @@ def read_huggingface(fields: Fields, *, act: str = "hidden_act", tied: bool = Fa
         layers=(layer,) * fields.integer("num_hidden_layers", MAX_LAYERS),
         tied=fields.flag("tie_word_embeddings", tied),
         attention_scale=head_dim**-0.5,
-        activation=fields.choice(act, _ACTIVATIONS),
+        activation=fields.choice(act, _ACTIVATIONS, default_act),
         dtype=str(fields.get("dtype") or fields.get("torch_dtype") or "float32"),
     )
 
@@ -128,11 +145,13 @@ def read_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     fields.refuse("attention.value_length", head_dim)
     fields.refuse("rope.dimension_count", head_dim)
     layer = Layer(None, gguf_frequencies(fields, source, head_dim))
+    fields.refuse("expert_count", 0)
     embedding = source.tensors.get("token_embd.weight")
+    num_rows = embedding.shape[0] if embedding and embedding.shape else None
     return ModelConfig(
         architecture=fields.architecture,
         naming="gguf",
-        vocab_size=fields.integer("vocab_size", MAX_VOCAB, embedding and embedding.shape[0]),
+        vocab_size=fields.integer("vocab_size", MAX_VOCAB, num_rows),
         hidden_size=hidden_size,
         intermediate_size=fields.integer("feed_forward_length", MAX_WIDTH),
         num_heads=num_heads,

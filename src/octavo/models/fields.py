@@ -59,9 +59,10 @@ class Fields:
             raise self.wrong(name, "an object")
         return value or {}
 
-    def choice(self, name: str, known: Mapping[str, T]) -> T:
+    def choice(self, name: str, known: Mapping[str, T], default: str) -> T:
         """Read one of the known words; raises `UnsupportedModelError` for any other."""
         value = self.get(name)
+        value = default if value is None else value
         if not isinstance(value, str):
             raise self.wrong(name, f"one of {', '.join(known)}")
         if value not in known:

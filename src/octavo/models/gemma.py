@@ -8,14 +8,13 @@ Invariant: norm weights are whole factors, though Hugging Face stores their dist
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from octavo.errors import UnsupportedModelError
 from octavo.models.config import (
     MAX_CONTEXT,
     MAX_LAYERS,
     Layer,
     ModelConfig,
+    layer_types,
     read_gguf,
     read_huggingface,
 )
@@ -41,7 +40,13 @@ def _read_huggingface(fields: Fields) -> ModelConfig:
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         fields.refuse(name)
     fields.refuse("use_bidirectional_attention", False)
-    config = read_huggingface(fields, act="hidden_activation", tied=True)
+    config = read_huggingface(
+        fields, act="hidden_activation", default_act="gelu_pytorch_tanh", tied=True
+    )
+    num_layers = len(config.layers)
+    slides = layer_types(fields, num_layers) or _pattern(
+        fields, "sliding_window_pattern", num_layers
+    )
     attention_bias = fields.flag("attention_bias")
     theta, scaling = huggingface_rope(fields, "full_attention", _GLOBAL_THETA)
     far = frequencies(config.head_dim, theta, scaling)
@@ -49,7 +54,7 @@ def _read_huggingface(fields: Fields) -> ModelConfig:
     near = frequencies(config.head_dim, theta, scaling)
     return replace(
         config,
-        layers=_layers(fields, _slides(fields, len(config.layers)), near, far, "sliding_window"),
+        layers=_layers(fields, "sliding_window", slides, near, far),
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         embedding_scale=_embedding_scale(config.hidden_size, config.dtype),
         qkv_bias=attention_bias,
@@ -65,20 +70,14 @@ def _local_rope(fields: Fields) -> tuple[float, Fields]:
     return theta, Fields({}, fields.architecture)
 
 
-def _slides(fields: Fields, num_layers: int) -> list[bool]:
-    """Return which layers have a window: as listed, or all but every sixth or so."""
-    types = fields.get("layer_types")
-    if types is None:
-        pattern = fields.integer("sliding_window_pattern", MAX_LAYERS, 6)
-        return [(index + 1) % pattern != 0 for index in range(num_layers)]
-    known = ("sliding_attention", "full_attention")
-    if not isinstance(types, list) or len(types) != num_layers or not all(t in known for t in types):
-        raise fields.wrong("layer_types", f"a list of {num_layers}, each one of {', '.join(known)}")
-    return [kind == "sliding_attention" for kind in types]
+def _pattern(fields: Fields, name: str, num_layers: int) -> list[bool]:
+    """Return which layers have a window: all but every sixth, or what the field says."""
+    pattern = fields.integer(name, MAX_LAYERS, 6)
+    return [(index + 1) % pattern != 0 for index in range(num_layers)]
 
 
 def _layers(
-    fields: Fields, slides: list[bool], near: Frequencies, far: Frequencies, window_field: str
+    fields: Fields, window_field: str, slides: list[bool], near: Frequencies, far: Frequencies
 ) -> tuple[Layer, ...]:
     window = fields.integer(window_field, MAX_CONTEXT) if any(slides) else None
     return tuple(Layer(window, near) if sliding else Layer(None, far) for sliding in slides)
@@ -86,13 +85,9 @@ def _layers(
 
 def _embedding_scale(hidden_size: int, dtype: str | None) -> float:
     """Return sqrt(hidden_size), rounded to the stored type as Hugging Face does."""
-    scale = np.float32(math.sqrt(hidden_size))
-    if dtype == "float16":
-        return float(np.float16(scale))
-    if dtype == "bfloat16":
-        bits = int(scale.view(np.uint32))
-        return float(np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32))
-    return float(scale)
+    digits = {"bfloat16": 8, "float16": 11}.get(dtype or "", 24)
+    mantissa, exponent = math.frexp(math.sqrt(hidden_size))
+    return math.ldexp(round(math.ldexp(mantissa, digits)), exponent - digits)
 
 
 def _read_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
@@ -105,14 +100,13 @@ def _read_gguf(fields: Fields, source: TensorSource) -> ModelConfig:
     num_layers = len(config.layers)
     theta = fields.number("rope.freq_base_swa", _LOCAL_THETA)
     near = frequencies(config.head_dim, theta, Fields({}, fields.architecture))
-    pattern = fields.integer("attention.sliding_window_pattern", MAX_LAYERS, 6)
-    slides = [(index + 1) % pattern != 0 for index in range(num_layers)]
+    slides = _pattern(fields, "attention.sliding_window_pattern", num_layers)
     far = config.layers[0].frequencies
     # The 27B model alone, known by its 62 layers, divides by its hidden size per head.
     scalar = config.hidden_size / config.num_heads if num_layers == 62 else config.head_dim
     return replace(
         config,
-        layers=_layers(fields, slides, near, far, "attention.sliding_window"),
+        layers=_layers(fields, "attention.sliding_window", slides, near, far),
         attention_scale=scalar**-0.5,
         activation="gelu_tanh",
         embedding_scale=_embedding_scale(config.hidden_size, None),

@@ -7,7 +7,14 @@ Invariant: rows of q and k are in "rotate half" order, whatever order the file h
 
 from dataclasses import replace
 
-from octavo.models.config import MAX_CONTEXT, MAX_LAYERS, ModelConfig, read_gguf, read_huggingface
+from octavo.models.config import (
+    MAX_CONTEXT,
+    MAX_LAYERS,
+    ModelConfig,
+    layer_types,
+    read_gguf,
+    read_huggingface,
+)
 from octavo.models.fields import Fields
 from octavo.models.layers import attention, gated_mlp, logits
 from octavo.models.origins import Family, Names, Origin, tensor_name
@@ -51,24 +58,26 @@ def _read_huggingface(fields: Fields) -> ModelConfig:
 
 def _with_windows(config: ModelConfig, fields: Fields) -> ModelConfig:
     """Give each layer its window: all of Mistral's, and of Qwen's those that its file says."""
-    if fields.architecture == "LlamaForCausalLM":
-        return config
-    if fields.architecture == "MistralForCausalLM":
-        default = 4096 if "sliding_window" not in fields.values else None
-        sliding = [fields.get("sliding_window") is not None or default is not None] * MAX_LAYERS
-    elif not fields.flag("use_sliding_window"):
-        return config
-    else:
-        first = fields.integer("max_window_layers", MAX_LAYERS, 28, low=0)
-        sliding = [index >= first for index in range(len(config.layers))]
-    if not any(sliding):
+    slides = _slides(fields, len(config.layers))
+    if not any(slides):
         return config
     window = fields.integer("sliding_window", MAX_CONTEXT, 4096)
-    layers = (
-        layer._replace(window=window if slides else None)
-        for layer, slides in zip(config.layers, sliding, strict=False)
+    layers = zip(config.layers, slides, strict=True)
+    return replace(
+        config, layers=tuple(layer._replace(window=window) if s else layer for layer, s in layers)
     )
-    return replace(config, layers=tuple(layers))
+
+
+def _slides(fields: Fields, num_layers: int) -> list[bool]:
+    if fields.architecture == "MistralForCausalLM":
+        # Hugging Face gives a window to a file that does not say; null says that there is none.
+        said = fields.values.get("sliding_window", "unsaid")
+        return [said is not None] * num_layers
+    if fields.architecture == "LlamaForCausalLM" or not fields.flag("use_sliding_window"):
+        return [False] * num_layers
+    listed = layer_types(fields, num_layers)
+    first = fields.integer("max_window_layers", MAX_LAYERS, 28, low=0)
+    return listed or [index >= first for index in range(num_layers)]
 
 
 def _read_gguf(fields: Fields, source: TensorSource) -> ModelConfig:

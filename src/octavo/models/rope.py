@@ -80,7 +80,9 @@ def gguf_frequencies(fields: Fields, source: TensorSource, head_dim: int) -> Fre
         return plain
     shape = source.tensors["rope_freqs.weight"].shape
     if shape != (head_dim // 2,):
-        raise ModelFileError(f"rope_freqs.weight is {shape}; heads of {head_dim} need half as many.")
+        raise ModelFileError(
+            f"rope_freqs.weight is {shape}; heads of {head_dim} need half as many."
+        )
     factors = source.float32("rope_freqs.weight")
     if not (np.isfinite(factors) & (factors > 0)).all():
         raise ModelFileError("rope_freqs.weight holds a factor that is not a positive number.")

@@ -161,7 +161,9 @@ def _check_pages(
         return
     place = (op.group, op.layer)
     if not (0 <= op.group < len(groups) and 0 <= op.layer < groups[op.group].layers):
-        raise ValueError(f"{where} uses layer {op.layer} of KV group {op.group}, which is not there")
+        raise ValueError(
+            f"{where} uses layer {op.layer} of KV group {op.group}, which is not there"
+        )
     if (op.kv_heads, op.head_dim) != groups[op.group][1:]:
         raise ValueError(f"{where} does not fit its KV group {groups[op.group]}")
     if isinstance(op, Attention) and place not in written:

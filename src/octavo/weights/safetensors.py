@@ -143,7 +143,7 @@ def _parse_object(path: Path, text: bytes) -> dict[str, Any]:
         entries = dict(pairs)
         if len(entries) != len(pairs):
             raise ValueError("a name occurs twice")
-        "".join(entries).encode()  # a ValueError if \\u escapes name half a surrogate pair
+        "".join(entries).encode()  # a ValueError if \u escapes name half a surrogate pair
         return entries
 
     try:
