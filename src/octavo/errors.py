@@ -97,5 +97,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def shorten(value: object, limit: int = 80) -> str:
     """Return `repr(value)` cut to `limit` characters, so that no message carries a whole prompt."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = f"a very long {type(value).__name__}"
     return text if len(text) <= limit else text[: limit - 1] + "…"

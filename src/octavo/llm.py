@@ -6,7 +6,8 @@ prompts are told. Knows neither blocks nor arrays.
 Invariant: `generate` returns one output per prompt, in order, and leaves nothing running.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from types import TracebackType
 from typing import Any, Self
@@ -44,6 +45,7 @@ class LLM:
         self.reasons = started.reasons
         self._chat = started.chat
         self.sampling_defaults = started.sampling_defaults
+        self._receivers: dict[str, Callable[[OutputDelta], None]] = {}
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return what is used where no parameters are given: the model's own defaults."""
@@ -116,14 +118,21 @@ class LLM:
         return {"prompt_token_ids": self._chat.encode(messages, **template_options)}
 
     def stream(self, prompt: Prompt, sampling_params: Params = None) -> Iterator[OutputDelta]:
-        """Yield what each step adds to one prompt. Closing the iterator aborts the request."""
+        """Yield what each step adds to one prompt, until its last delta, which may have an `error`.
+
+        Closing the iterator aborts the request. Other streams and `generate` may run in between.
+        """
         request = self.engine.add(prompt, sampling_params or self.get_default_sampling_params())
+        arrived: deque[OutputDelta] = deque()
+        self._receivers[request.request_id] = arrived.append
         try:
-            while self.engine.has_unfinished:
-                yield from self.engine.step()
+            while arrived or request.request_id in self._receivers:
+                if arrived:
+                    yield arrived.popleft()
+                else:
+                    self._step()
         finally:
-            self.engine.abort(request.request_id)
-            self.engine.step()
+            self._abandon([request.request_id])
 
     def close(self) -> None:
         """Release the model's memory."""
@@ -161,40 +170,54 @@ class LLM:
     ) -> list[RequestOutput]:
         """Add every job, step until nothing is left, and return the outputs in order."""
         outputs: list[RequestOutput] = []
-        collectors: dict[str, OutputCollector] = {}
         with closing(GenerationProgress(len(jobs), enabled=show_progress)) as progress:
             try:
-                for prompt, params, priority in jobs:
-                    outputs.append(self._add(prompt, params, priority, collectors))
-                progress.finish_requests(len(jobs) - len(collectors))
-                while self.engine.has_unfinished:
-                    for delta in self.engine.step():
-                        collectors[delta.request_id].add(delta)
-                        progress.add_tokens(len(delta.token_ids))
-                        progress.finish_requests(delta.is_last)
+                outputs.extend(self._add(*job, progress) for job in jobs)
+                ids = [output.request_id for output in outputs]
+                while not self._receivers.keys().isdisjoint(ids):
+                    self._step()
             finally:
                 # Nothing is left behind when the caller interrupts.
-                for request_id in collectors:
-                    self.engine.abort(request_id)
-                self.engine.step()
+                self._abandon(output.request_id for output in outputs)
         return outputs
 
     def _add(
-        self,
-        prompt: Any,
-        params: SamplingParams,
-        priority: int,
-        collectors: dict[str, OutputCollector],
+        self, prompt: Any, params: SamplingParams, priority: int, progress: GenerationProgress
     ) -> RequestOutput:
+        """Queue one prompt and return the output that `_step` will fill, or say why not."""
         try:
             if isinstance(prompt, BadRequestError):
                 raise prompt
             request = self.engine.add(prompt, params, priority=priority)
         except BadRequestError as error:
+            progress.finish_requests(1)
             return _refused(prompt, params, error)
         collector = OutputCollector(request, _text_of(prompt))
-        collectors[request.request_id] = collector
+
+        def receive(delta: OutputDelta) -> None:
+            collector.add(delta)
+            progress.add_tokens(len(delta.token_ids))
+            progress.finish_requests(delta.is_last)
+
+        self._receivers[request.request_id] = receive
         return collector.output
+
+    def _step(self) -> None:
+        """Run one step and hand each delta to whoever waits for it."""
+        for delta in self.engine.step():
+            receiver = self._receivers.get(delta.request_id)
+            if receiver is not None:  # nobody waits for the last words of an aborted request
+                receiver(delta)
+            if delta.is_last:
+                self._receivers.pop(delta.request_id, None)
+
+    def _abandon(self, request_ids: Iterable[str]) -> None:
+        """Abort those of these requests that still run."""
+        left = [i for i in request_ids if self._receivers.pop(i, None) is not None]
+        for request_id in left:
+            self.engine.abort(request_id)
+        if left:
+            self._step()
 
 
 def _text_of(prompt: Any) -> str | None:

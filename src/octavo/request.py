@@ -13,7 +13,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from octavo.errors import InvalidParameterError, nearest
+from octavo.errors import BadRequestError, InvalidParameterError, nearest
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 1024
@@ -97,8 +97,9 @@ class SamplingParams:
         known = {f.name for f in fields(cls)}
         for name in values:
             if name not in known:
-                message = f"one of the sampling parameters.{nearest(name, known)}"
-                raise InvalidParameterError("sampling parameter", name, message)
+                raise BadRequestError(
+                    f"There is no sampling parameter {name!r}.{nearest(name, known)}"
+                )
         return cls(**values)
 
     @property
@@ -180,9 +181,10 @@ def _check_lists(p: SamplingParams) -> None:
 
 
 def _check_texts(name: str, texts: object, allowed: str) -> None:
-    # A bare string would pass for a list of its letters.
-    is_list = texts is None or isinstance(texts, (list, tuple))
-    if not is_list or not all(isinstance(text, str) and text for text in texts or ()):
+    if texts is None:
+        return
+    # A bare string would pass for a list of its letters, so only these two will do.
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(t, str) and t for t in texts):
         raise InvalidParameterError(name, texts, allowed)
 
 

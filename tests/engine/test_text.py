@@ -224,6 +224,11 @@ class TestStopStrings:
         assert matcher.push("c") == ("", ".")
         assert matcher.finish() == ""
 
+    def test_a_whole_stop_that_does_not_count_is_not_held_back(self):
+        matcher = StopStrings(["##"])
+        assert matcher.push("x##", count=False) == ("x#", None)
+        assert matcher.push("y") == ("#y", None)
+
     def test_stop_of_wide_characters_matches(self):
         assert run_stops(["。", "👩‍👩‍👧"], list("汉👩‍👩‍👧字。")) == ("汉", "👩‍👩‍👧")
 
@@ -293,6 +298,11 @@ class TestOutputText:
     def test_nothing_is_flushed_after_a_stop(self):
         deltas, matched, text = output(BYTES, None, [[*b"a.", 0xE6]], stop=".")
         assert (deltas, matched, text.text) == (["a", ""], ".", "a")
+
+    def test_the_rest_of_the_token_that_completed_a_stop_is_dropped(self):
+        tokenizer = Pieces((b"a", b".b\xe6"))
+        deltas, matched, _ = output(tokenizer, tokenizer.ids, stop=".")
+        assert (deltas, matched) == (["a", "", ""], ".")
 
     def test_skip_special_tokens_follows_the_parameters(self):
         tokenizer = Pieces((b"<s>", b"a"), special_ids=frozenset({0}))

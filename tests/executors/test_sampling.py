@@ -214,6 +214,12 @@ class TestFilters:
         assert np.array_equal(found > 0, expected > 0)
         np.testing.assert_allclose(found, expected, rtol=1e-9)
 
+    @pytest.mark.parametrize("min_p", [0.1, 0.2, 0.3, 0.4, 0.6, 0.7])
+    def test_min_p_is_not_rounded_to_float32(self, min_p):
+        logits = np.array([0, math.log(min_p)], np.float32)
+        kept = distribution(logits, make_row(min_p=min_p))[1] > 0
+        assert kept == (float(logits[1]) >= math.log(min_p))
+
     @pytest.mark.parametrize("settings", [{"top_p": 0.9}, {"top_p": 0.5, "min_p": 1e-4}])
     @pytest.mark.parametrize("scale", [0.3, 4.0])
     def test_rows_of_several_segments_equal_brute_force(self, settings, scale):

@@ -216,10 +216,12 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TOOLS = (
-    "{{ bos_token }}{% if tools %}Tools:\n  {% for t in tools %}\n{{ t | tojson(indent=2) }}\n"
-    "  {% endfor %}{% endif %}{% if documents %}{% for d in documents %}[{{ d.title }}] {{ d.text }}"
-    "\n{% endfor %}{% endif %}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}"
-    " [/INST]{% else %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
+    "{{ bos_token }}{% if tools %}Tools:\n  {% for t in tools %}\n"
+    "{{ t | tojson(indent=2) }}\n"
+    "  {% endfor %}{% endif %}{% if documents %}{% for d in documents %}"
+    "[{{ d.title }}] {{ d.text }}\n{% endfor %}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}"
     "{% endif %}{% endfor %}{% if style is defined %}{{ style }}{% endif %}"
 )
 CENTURY = (

@@ -71,15 +71,11 @@ def test_the_golden_texts_tell_every_way_of_cutting_words_apart():
 @pytest.mark.real
 @pytest.mark.case("S73")
 @pytest.mark.parametrize("name", GOLDENS["models"])
-def test_a_real_model_has_the_reference_ids_and_its_merges_are_kept(name, tmp_path):
-    golden, keys = GOLDENS["models"][name], real_model(name)
-    for _ in ("derived", "read from the cache"):
-        tokenizer = Tokenizer.from_gguf(keys, cache=tmp_path)
-        found = [
-            tokenizer.encode(text, add_bos=False, parse_special=golden["parse_special"])
-            for text in TEXTS
-        ]
-        assert found == golden["ids"]
+def test_a_real_model_has_the_reference_ids(name):
+    golden, tokenizer = GOLDENS["models"][name], Tokenizer.from_gguf(real_model(name))
+    parse = golden["parse_special"]
+    found = [tokenizer.encode(text, add_bos=False, parse_special=parse) for text in TEXTS]
+    assert found == golden["ids"]
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -356,7 +352,7 @@ def test_no_metadata_raises_anything_but_octavos_errors(name, values):
         Tokenizer.from_gguf(keys).encode("hello <|im_start|> world", parse_special=True)
     except OctavoError as error:
         message = str(error)
-        assert "\n" not in message  # noqa: PT017 (sound metadata is fine too)
+        assert "\n" not in message
 
 
 # --- the cache of derived merges

@@ -9,14 +9,13 @@ failed, and from then on holds no block.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from octavo.core.scheduler import Scheduler, StepPlan
 from octavo.engine.intake import Intake, Prompt
 from octavo.engine.outputs import OutputDelta, PromptLogprobs, to_logprobs
 from octavo.engine.stats import EngineStats, take_snapshot
-from octavo.engine.text import OutputText, TokenBytes
-from octavo.errors import InvalidParameterError
+from octavo.engine.text import OutputText, TokenBytes, token_display
+from octavo.errors import InvalidParameterError, OctavoError
 from octavo.executors.batch import build_batch
 from octavo.executors.executor import Batch, Executor, StepResult, TokenLogprobs
 from octavo.request import (
@@ -29,14 +28,6 @@ from octavo.request import (
 )
 
 Clock = Callable[[], float]
-
-
-class TextDecoder(TokenBytes, Protocol):
-    """What the engine needs of a tokenizer."""
-
-    def token_text(self, token: int, /) -> str:
-        """Return how one token is shown beside its log-probability."""
-        ...
 
 
 @dataclass(slots=True)
@@ -64,7 +55,7 @@ class Engine:
         executor: Executor,
         scheduler: Scheduler,
         intake: Intake,
-        decoder: TextDecoder | None,
+        decoder: TokenBytes | None,
         clock: Clock,
     ) -> None:
         self.executor = executor
@@ -77,6 +68,7 @@ class Engine:
         self._num_steps = 0
         self._last_step_time = 0.0
         self._pending: list[OutputDelta] = []
+        self._is_closed = False
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -89,6 +81,8 @@ class Engine:
         priority: int = 0,
     ) -> Request:
         """Queue a prompt, whose deltas `step` returns; a `BadRequestError` queues nothing."""
+        if self._is_closed:
+            raise OctavoError("The engine is closed. Start another one.")
         if request_id is None:
             request_id = str(self._num_added)
         if request_id in self._active:
@@ -131,15 +125,7 @@ class Engine:
         """Run one step and return what it added, in no promised order between requests."""
         plan = self.scheduler.schedule()
         if plan.chunks:
-            self._note_first_scheduled(plan)
-            batch = build_batch(plan)
-            try:
-                result = self.executor.submit(batch).result()
-            except Exception as error:
-                # Whatever broke the step, each request in it hears so, and the others go on.
-                self._fail(plan, error)
-            else:
-                self._commit(plan, batch, result)
+            self._run(plan)
         deltas, self._pending = self._pending, []
         return deltas
 
@@ -148,10 +134,27 @@ class Engine:
         return take_snapshot(self.scheduler, step=self._num_steps, step_time=self._last_step_time)
 
     def close(self) -> None:
-        """Abort what runs and release the executor."""
+        """Abort what runs and release the executor; a second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for active in list(self._active.values()):
             self._end(active, FinishReason.ABORT)
         self.executor.close()
+
+    def _run(self, plan: StepPlan) -> None:
+        """Compute a plan. Whatever breaks it, each request in it hears so, and the others go on."""
+        try:
+            self._note_first_scheduled(plan)
+            batch = build_batch(plan)
+            result = self.executor.submit(batch).result()
+        except Exception as error:
+            self._fail(plan, error)
+        except BaseException:  # an interrupt: the plan's block copies may not have happened
+            self._fail(plan, OctavoError("The step was interrupted."))
+            raise
+        else:
+            self._commit(plan, batch, result)
 
     def _note_first_scheduled(self, plan: StepPlan) -> None:
         for sequence in plan.admitted:
@@ -209,7 +212,8 @@ class Engine:
     # --- text -----------------------------------------------------------------------------------
 
     def _text_of(self) -> Callable[[int], str] | None:
-        return self.decoder.token_text if self.decoder else None
+        decoder = self.decoder
+        return None if decoder is None else lambda token: token_display(decoder.token_bytes(token))
 
     def _advance_text(
         self, active: _ActiveRequest, sequence: Sequence, token_id: int

@@ -76,9 +76,8 @@ class Intake:
         self._check_ids("prompt_token_ids", ids)
         self._check_params(params)
         seed = params.seed if params.seed is not None else _derived_seed(self.seed, number)
-        salt = prompt.get("cache_salt") if isinstance(prompt, dict) else None
-        if salt is not None and not isinstance(salt, str):
-            raise InvalidParameterError("cache_salt", salt, "a text")
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise InvalidParameterError("priority", priority, "an integer")
         return Request(
             request_id=request_id,
             prompt_token_ids=ids,
@@ -89,7 +88,7 @@ class Intake:
             bad_word_ids=tuple(self._spellings(params.bad_words or ())),
             arrival_time=arrival_time,
             priority=priority,
-            extra_keys=(salt,) if salt is not None else (),
+            extra_keys=_extra_keys(prompt),
         )
 
     def token_ids(self, prompt: Prompt) -> list[int]:
@@ -101,7 +100,9 @@ class Intake:
             return list(ids)
         text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
         if not isinstance(text, str):
-            raise InvalidParameterError("prompt", prompt, "a text or a list of token ids")
+            raise InvalidParameterError(
+                "prompt", prompt, "a text, or a mapping with prompt or prompt_token_ids"
+            )
         return self._require_tokenizer().encode(text)
 
     def _require_tokenizer(self) -> TextEncoder:
@@ -171,6 +172,16 @@ class Intake:
                 if ids and ids not in seen:
                     seen.add(ids)
                     yield ids
+
+
+def _extra_keys(prompt: Prompt) -> tuple[str, ...]:
+    salt: Any = prompt.get("cache_salt") if isinstance(prompt, dict) else None
+    if salt is None:
+        return ()
+    # The prefix cache hashes it as UTF-8, which has no lone surrogates.
+    if not isinstance(salt, str) or any("\ud800" <= char <= "\udfff" for char in salt):
+        raise InvalidParameterError("cache_salt", salt, "a text of valid Unicode")
+    return (salt,)
 
 
 def _derived_seed(seed: int, number: int) -> int:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from octavo.engine.chat import ChatTemplate, encode_chat
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake, sampling_defaults
 from octavo.engine.resolve import GIB, available_memory, resolve_cache
+from octavo.engine.text import TokenBytes
 from octavo.errors import ChatTemplateError, ModelFileError, SettingError
 from octavo.executors.reference import ReferenceExecutor
 from octavo.models.config import ModelConfig
@@ -156,6 +158,7 @@ class StartedEngine:
 def start_engine(config: EngineConfig) -> StartedEngine:
     """Load a model and start its engine in this process."""
     template = _read_template(config.chat_template)
+    dtype = np.float64 if config.dtype == "float64" else np.float32
     files = open_model(config.model)
     program = build_program(files.config)
     read_weight = weight_reader(files.config, program, files.source)
@@ -164,7 +167,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         config,
         max_context=program.max_context,
         values_per_token=int(program.kv_bytes_per_token(element_size=1)),
-        available=_free_beside_weights(program, available_memory()),
+        available=_free_beside_weights(program, np.dtype(dtype).itemsize, available_memory()),
     )
     executor = ReferenceExecutor(
         program,
@@ -172,7 +175,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         num_blocks=cache.num_blocks,
         block_size=cache.block_size,
         kv_dtype=cache.kv_cache_dtype,
-        dtype=np.float64 if config.dtype == "float64" else np.float32,
+        dtype=dtype,
         weights_digest=_weights_digest(files.source),
         clock=clock.monotonic,
     )
@@ -199,7 +202,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         executor=executor,
         scheduler=scheduler,
         intake=intake,
-        decoder=tokenizer,
+        decoder=_decoder(tokenizer, program.vocab_size),
         clock=clock.monotonic,
     )
     use_defaults = config.generation_config == "auto"
@@ -212,9 +215,9 @@ def start_engine(config: EngineConfig) -> StartedEngine:
     )
 
 
-def _free_beside_weights(program: Program, available: int) -> int:
-    """Return the bytes left once the executor holds every parameter as float32."""
-    needed = 4 * sum(map(math.prod, program.parameters.values()))
+def _free_beside_weights(program: Program, item_bytes: int, available: int) -> int:
+    """Return the bytes left once the executor holds every parameter in `item_bytes`."""
+    needed = item_bytes * sum(map(math.prod, program.parameters.values()))
     if needed >= available:
         raise SettingError(
             f"The weights need {needed / GIB:.2f} GiB but {available / GIB:.2f} GiB are free. "
@@ -233,6 +236,28 @@ def _weights_digest(source: TensorSource) -> str:
         digest.update(f"{name} {info.shape} {info.dtype}".encode())
         digest.update(source.raw(name)[:4096].tobytes())
     return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedDecoder:
+    """A tokenizer's bytes for a model whose vocabulary is larger: ids without a token add none."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def special_ids(self) -> AbstractSet[int]:
+        """Ids that are not text."""
+        return self.tokenizer.special_ids
+
+    def token_bytes(self, token_id: int, /) -> bytes:
+        """Return the bytes that a token adds to a text."""
+        return self.tokenizer.token_bytes(token_id) if token_id < self.tokenizer.vocab_size else b""
+
+
+def _decoder(tokenizer: Tokenizer | None, vocab_size: int) -> TokenBytes | None:
+    if tokenizer is None or vocab_size <= tokenizer.vocab_size:
+        return tokenizer
+    return PaddedDecoder(tokenizer)
 
 
 def _tokenizer(config: EngineConfig, files: ModelFiles) -> Tokenizer | None:

@@ -74,7 +74,9 @@ class OutputCollector:
     @staticmethod
     def _add_logprobs(completion: CompletionOutput, delta: OutputDelta) -> None:
         assert delta.logprobs is not None
-        completion.logprobs = (completion.logprobs or []) + delta.logprobs
+        if completion.logprobs is None:
+            completion.logprobs, completion.cumulative_logprob = [], 0.0
+        completion.logprobs += delta.logprobs
         drawn = zip(delta.token_ids, delta.logprobs, strict=True)
         added = sum(entry[token_id].logprob for token_id, entry in drawn)
         completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + added

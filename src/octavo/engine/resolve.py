@@ -7,6 +7,7 @@ Invariant: the pool holds at least one sequence of `max_model_len` tokens, unles
 for a longer one; then requests that cannot fit are refused one by one.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,8 @@ def resolve_cache(
     if config.max_model_len is None and held < wanted:
         reason += f"; that shortens the context from {wanted:,} to {held:,} tokens"
         wanted = held
+    elif held < wanted:
+        reason += f"; that holds {held:,} of the {wanted:,} tokens of max_model_len"
     size = num_blocks * bytes_per_block / GIB
     line = (
         f"KV cache: {num_blocks:,} blocks of {config.block_size} tokens, {size:.2f} GiB ({reason})"
@@ -104,45 +107,59 @@ def _check_memory(setting: str, needed: int, available: int) -> None:
         )
 
 
-def available_memory() -> int:
-    """Return the bytes that this process may still use, cgroup limits included."""
-    limits = [_free_in_machine()]
-    for folder in _cgroup_folders():
-        limit, used = folder / "memory.max", folder / "memory.current"
-        try:
-            text = limit.read_text().strip()
-            if text != "max":
-                limits.append(int(text) - int(used.read_text()) + _reclaimable(folder))
-        except (OSError, ValueError):
-            continue
-    return max(0, min(limits))
+def available_memory(root: Path = Path("/")) -> int:
+    """Return the bytes that this process may still use, cgroup limits included.
+
+    root: where `proc` and `sys` are found.
+    """
+    return max(0, min([_free_in_machine(root), *_free_in_cgroups(root)]))
 
 
-def _free_in_machine() -> int:
+def _free_in_machine(root: Path) -> int:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    except OSError:
+    except (OSError, ValueError):
         pass
     return 4 * GIB  # a machine that does not say
 
 
-def _cgroup_folders() -> list[Path]:
-    """Return this process's cgroup (version 2) and those above it: each may set a limit."""
-    root = Path("/sys/fs/cgroup")
+def _free_in_cgroups(root: Path) -> Iterator[int]:
+    """Yield what each limit leaves: this process's cgroup and those above it may all set one."""
+    for folder, limit, used, cached in _memory_cgroups(root):
+        try:
+            text = (folder / limit).read_text().strip()
+            if text != "max":
+                free = int(text) - int((folder / used).read_text())
+                yield free + _reclaimable(folder / "memory.stat", cached)
+        except (OSError, ValueError):
+            continue
+
+
+def _memory_cgroups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
+    """Yield folders, each with its names for limit, use and cached files, of both versions."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return []
-    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    folder = root / own.lstrip("/")
-    return [p for p in (folder, *folder.parents) if p == root or root in p.parents]
+        return
+    for line in lines:
+        _, controllers, own = line.split(":", 2)
+        if not controllers:  # version 2
+            top = root / "sys/fs/cgroup"
+            names = ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            top = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        folder = top / own.lstrip("/")
+        yield from ((p, *names) for p in (folder, *folder.parents) if p.is_relative_to(top))
 
 
-def _reclaimable(folder: Path) -> int:
+def _reclaimable(stat: Path, name: str) -> int:
     """Return the bytes of cached files that the kernel gives back under pressure."""
-    for line in (folder / "memory.stat").read_text().splitlines():
-        if line.startswith("inactive_file "):
+    for line in stat.read_text().splitlines():
+        if line.startswith(name + " "):
             return int(line.split()[1])
     return 0

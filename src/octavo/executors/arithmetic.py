@@ -41,7 +41,7 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
 
 
 def turns(positions: Int32, frequencies: tuple[float, ...], dtype: Any) -> tuple[Floats, Floats]:
-    """Return cosines and sines, (rows, 1, pairs); angles are float64 so that far ones stay exact."""
+    """Return cosines and sines, (rows, 1, pairs); float64 keeps far angles exact."""
     angles = positions[:, None, None] * np.array(frequencies)
     return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
 
@@ -55,14 +55,16 @@ def rope(x: Floats, cosines: Floats, sines: Floats) -> Floats:
 
 def silu(x: Floats) -> Floats:
     """x / (1 + exp(-x))."""
-    return x / (1 + np.exp(-x))
+    activated: Floats = x / (1 + np.exp(-x))
+    return activated
 
 
 def gelu_tanh(x: Floats) -> Floats:
     """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
     root = x.dtype.type(math.sqrt(2 / math.pi))
     inner = root * (x + x.dtype.type(0.044715) * (x * x * x))
-    return x.dtype.type(0.5) * x * (1 + np.tanh(inner))
+    activated: Floats = x.dtype.type(0.5) * x * (1 + np.tanh(inner))
+    return activated
 
 
 def attention(

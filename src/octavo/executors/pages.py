@@ -41,9 +41,9 @@ class PageStore:
         self.array[blocks, layer, 1, :, slots] = self._stored(v)
 
     def read(self, layer: int, blocks: Indices, count: int, size: int) -> tuple[Floats, Floats]:
-        """Return `size` keys and values, (kv_heads, size, head_dim) float32; zero from `count` on."""
+        """Return keys and values, (kv_heads, size, head_dim) float32; zero from `count` on."""
         pages = self.array[blocks, layer]
-        num_blocks, _, kv_heads, block_size, head_dim = pages.shape
+        kv_heads, head_dim = pages.shape[2], pages.shape[4]
         rows = np.zeros((2, kv_heads, size, head_dim), np.float32)
         gathered = pages.transpose(1, 2, 0, 3, 4).reshape(2, kv_heads, -1, head_dim)[:, :, :count]
         if self._narrow:

@@ -30,7 +30,7 @@ from octavo.program.program import Program
 
 @dataclass(frozen=True, slots=True)
 class PreparedProgram:
-    """What is executed: the program after its rewrites, its weights, and their bytes per element."""
+    """What is executed: the program after its rewrites, its weights, and bytes per element."""
 
     program: Program
     weights: Mapping[str, Floats]
@@ -61,7 +61,7 @@ def prepare(
 class ReferenceExecutor:
     """An `Executor` that computes in the caller's thread, within `submit`.
 
-    weights: from a parameter's name to its values. dtype: of the arithmetic; float64 for comparison.
+    weights: from a parameter's name to its values. dtype: of the arithmetic, float64 to compare.
     weights_digest: tells models of one architecture apart. clock: seconds, for `duration`.
     """
 
@@ -201,7 +201,7 @@ class ReferenceExecutor:
 def _with_last_uses(
     operations: tuple[ops.Operation, ...],
 ) -> list[tuple[ops.Operation, tuple[str, ...]]]:
-    """Pair each operation with the values that nothing after it reads, so that they can be freed."""
+    """Pair each operation with the values that nothing after it reads: they can be freed."""
     last: dict[str, int] = {}
     for index, op in enumerate(operations):
         last.update(dict.fromkeys([name for name, _ in op.inputs + op.outputs], index))

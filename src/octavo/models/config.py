@@ -28,7 +28,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "
 
 
 class Layer(NamedTuple):
-    """How one layer attends: positions it sees (None: all) and radians per position of each pair."""
+    """How one layer attends: the positions it sees (None: all), and its rotary frequencies."""
 
     window: int | None
     frequencies: tuple[float, ...]
@@ -39,8 +39,8 @@ class ModelConfig:
     """The numbers of one model. Raises `ModelFileError` if they contradict each other.
 
     architecture: its name in the file. naming: how the file names its tensors. max_context: most
-    positions. dtype: type of the stored weights, where the file says. attention_scale: factor of the
-    scores. embedding_scale: factor of the embedding. Biases: of q, k, v; of o; of gate, up, down.
+    positions. dtype: type of the stored weights, where the file says. attention_scale,
+    embedding_scale: factors of scores and embedding. Biases: of q, k, v; of o; of gate, up, down.
     """
 
     architecture: str
@@ -67,7 +67,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ModelFileError(
-                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key-value heads."
+                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} KV heads."
             )
         if self.num_heads * self.head_dim > MAX_WIDTH:
             raise ModelFileError(
@@ -107,7 +107,8 @@ def read_huggingface(
 ) -> ModelConfig:
     """Read what every family's `config.json` has; all layers see everything, and have no biases.
 
-    act: the activation's field, and what it is by default. tied: whether embeddings are tied if the file does not say.
+    act: the activation's field. default_act, tied: the activation, and whether embeddings are
+    tied, where the file does not say.
     """
     hidden_size = fields.integer("hidden_size", MAX_WIDTH)
     num_heads = fields.integer("num_attention_heads", MAX_HEADS)

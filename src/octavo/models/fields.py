@@ -5,7 +5,6 @@ Invariant: whatever a method returns has the type and lies in the range that the
 """
 
 from collections.abc import Mapping
-from numbers import Integral, Real
 from typing import TypeVar
 
 from octavo.errors import ModelFileError, UnsupportedModelError, shorten
@@ -33,7 +32,7 @@ class Fields:
         """Read an integer from `low` to `high`."""
         value = self.get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise self.wrong(name, f"an integer from {low:,} to {high:,}")
         return int(value)
 
@@ -41,7 +40,7 @@ class Fields:
         """Read a number above 0 and at most 1e12."""
         value = self.get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value <= 1e12:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e12:
             raise self.wrong(name, "a number above 0")
         return float(value)
 

@@ -25,6 +25,7 @@ def attention(b: Builder, x: Value, config: ModelConfig, index: int) -> Value:
         q,
         k,
         v,
+        out=f"{at}attention",
         layer=index,
         head_dim=head_dim,
         scale=config.attention_scale,

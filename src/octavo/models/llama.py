@@ -1,7 +1,7 @@
 """Llama and its kin: Mistral, Qwen 2 and Qwen 3.
 
-Decides their configuration, program and tensor names. They differ in options alone: biases, norms of
-queries and keys, sliding windows and rotary scaling.
+Decides their configuration, program and tensor names. They differ in options alone: biases, norms
+of queries and keys, sliding windows and rotary scaling.
 Invariant: rows of q and k are in "rotate half" order, whatever order the file has.
 """
 

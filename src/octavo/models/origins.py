@@ -15,7 +15,7 @@ from octavo.program.program import Program
 
 
 class Names(NamedTuple):
-    """One weight's name, without ".weight", in either kind of file; a layer's without its number."""
+    """One weight's name in either kind of file, without the layer and without ".weight"."""
 
     huggingface: str
     gguf: str
@@ -53,7 +53,7 @@ class Family(NamedTuple):
 
 
 def tensor_name(config: ModelConfig, parameter: str, names: Mapping[str, Names]) -> str:
-    """Return the tensor's name for a parameter such as `layers.3.q_bias`, from the family's table."""
+    """Return the tensor that holds a parameter such as `layers.3.q_bias`."""
     *scope, stem = parameter.split(".")
     kind = "bias" if stem.endswith("_bias") else "weight"
     name = getattr(names[stem.removesuffix("_bias")], config.naming)

@@ -1,7 +1,7 @@
 """From a model file to a program and its weights.
 
 Decides which family an architecture belongs to, and whether a file's tensors are the ones that its
-configuration promises. Knows no format: it takes mappings and anything shaped like a `TensorSource`.
+configuration promises. Knows no format: it takes mappings, and anything like a `TensorSource`.
 Invariant: a parameter is read only after every tensor's presence and shape have been checked.
 """
 
@@ -71,8 +71,8 @@ def weight_reader(
 ) -> Callable[[str], Float32]:
     """Return a function from a parameter's name to its values, as float32 in the program's shape.
 
-    Raises `ModelFileError` if a tensor is missing or has another shape, `UnsupportedModelError` if a
-    layer has a tensor that the program would ignore: then it is not the network it says it is.
+    Raises `ModelFileError` if a tensor is missing or has another shape, `UnsupportedModelError` if
+    a layer has a tensor that the program would ignore: it is not the network it says it is.
     """
     found = origins(config, program.parameters)
     for parameter, origin in found.items():

@@ -1,7 +1,9 @@
 """Rotary frequencies: radians per position of each pair of a head's elements.
 
-Decides how the scalings of published models change them, and how both file formats spell that. Knows
-nothing of heads or layers. Invariant: every frequency is a positive number rounded to float32.
+Decides how the scalings of published models change them, and how both file formats spell that.
+Knows nothing of heads or layers.
+
+Invariant: every frequency is a positive number rounded to float32.
 """
 
 import math
@@ -69,7 +71,7 @@ def huggingface_rope(
 
 
 def gguf_frequencies(fields: Fields, source: TensorSource, head_dim: int) -> Frequencies:
-    """Return the frequencies of GGUF metadata; `rope_freqs.weight` divides each by its own factor."""
+    """Return the frequencies of GGUF metadata; `rope_freqs.weight` divides each by a factor."""
     theta = fields.number("rope.freq_base", 10_000.0)
     fields.refuse("rope.scaling.type", "none", "linear")
     plain = frequencies(head_dim, theta, Fields({}, fields.architecture))

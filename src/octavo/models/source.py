@@ -1,4 +1,4 @@
-"""What a family needs of a weight file: any object of this shape will do, and no format is known."""
+"""What a family needs of a weight file. Any object of this shape will do; no format is known."""
 
 from collections.abc import Mapping
 from typing import Protocol

@@ -5,11 +5,11 @@ Invariant: the rows' flops and bytes, times how often each stands for, are the p
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 
-from octavo.program.ops import ElementSizes, Operation
+from octavo.program.ops import Attention, ElementSizes, Operation
 from octavo.program.program import Program
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -20,8 +20,9 @@ class Row:
     """One operation, or the same one of several equal neighbouring layers.
 
     layers: first and last layer, or None outside layers. operation: its kind. reads, writes:
-    values with their widths. parameters: names with their shapes; in both, N is the layer's number.
-    num_parameters: numbers in them. flops, bytes: of one token, of one of the layers.
+    values with their widths. parameters: names with their shapes; in all three, N is the layer's
+    number and P the one before. num_parameters: numbers in them. flops, bytes: of one token and
+    one layer. window: positions seen at most, where there is a limit.
     """
 
     layers: tuple[int, int] | None
@@ -32,6 +33,7 @@ class Row:
     num_parameters: int
     flops: int
     bytes: float
+    window: int | None = None
 
     @property
     def count(self) -> int:
@@ -52,50 +54,50 @@ def describe(
     neighbouring layers once.
     """
     sizes = sizes or ElementSizes()
-    layers = groupby(program.operations, _layer_of)
-    groups = [(layer, [_row(op, layer, context, sizes) for op in ops]) for layer, ops in layers]
-    return [row for rows in (_folded(groups) if fold else (g[1] for g in groups)) for row in rows]
+    layers = [(number, list(run)) for number, run in groupby(program.operations, _layer_of)]
+    rows: list[Row] = []
+    for _, equal in groupby(layers, _likeness if fold else itemgetter(0)):
+        members = list(equal)
+        (first, operations), (last, _) = members[0], members[-1]
+        span = None if first is None or last is None else (first, last)
+        rows += [_row(op, span, context, sizes) for op in operations]
+    return rows
 
 
 def _layer_of(op: Operation) -> int | None:
-    """The layer of what the operation writes last: a fused sum and norm opens the next layer."""
-    for name, _ in (*reversed(op.outputs), *op.inputs):
-        if match := _LAYER.match(name):
-            return int(match[1])
-        if op.outputs:
-            return None
-    return None
+    """The layer of what an operation writes last: a fused sum and norm opens the next layer."""
+    name = (op.outputs or op.inputs)[-1].name
+    match = _LAYER.match(name)
+    return int(match[1]) if match else None
 
 
-def _row(op: Operation, layer: int | None, context: int, sizes: ElementSizes) -> Row:
-    def anonymous(name: str) -> str:
-        return name.replace(f"layers.{layer}.", "layers.N.")
+def _likeness(layer: tuple[int | None, list[Operation]]) -> tuple[str, ...]:
+    """What equal layers share: everything but their number."""
+    number, operations = layer
+    return tuple(re.sub(r"layer=\d+", "", _anonymous(repr(op), number)) for op in operations)
 
-    return Row(
-        layers=None if layer is None else (layer, layer),
-        operation=type(op).__name__,
-        reads=tuple(f"{anonymous(name)} {width}" for name, width in op.inputs),
-        writes=tuple(f"{anonymous(name)} {width}" for name, width in op.outputs),
-        parameters=tuple(
-            f"{anonymous(p.name)} {'x'.join(map(str, p.shape))}" for p in op.parameters
-        ),
-        num_parameters=sum(p.size for p in op.parameters),
-        flops=op.flops(1, context),
-        bytes=op.traffic(sizes, 1, context).total,
+
+def _anonymous(text: str, number: int | None) -> str:
+    if number is None:
+        return text
+    return text.replace(f"layers.{number}.", "layers.N.").replace(
+        f"layers.{number - 1}.", "layers.P."
     )
 
 
-def _folded(groups: list[tuple[int | None, list[Row]]]) -> Iterator[list[Row]]:
-    """Join runs of layers whose rows differ in nothing but the layer."""
-
-    def shape(group: tuple[int | None, list[Row]]) -> tuple[bool, list[Row]]:
-        layer, rows = group
-        return layer is None, [replace(row, layers=None) for row in rows]
-
-    for _, run in groupby(groups, shape):
-        members = list(run)
-        first, last = members[0][0], members[-1][0]
-        if first is None or last is None:
-            yield from (rows for _, rows in members)
-        else:
-            yield [replace(row, layers=(first, last)) for row in members[0][1]]
+def _row(op: Operation, layers: tuple[int, int] | None, context: int, sizes: ElementSizes) -> Row:
+    number = layers[0] if layers else None
+    return Row(
+        layers=layers,
+        operation=type(op).__name__,
+        reads=tuple(f"{_anonymous(name, number)} {width}" for name, width in op.inputs),
+        writes=tuple(f"{_anonymous(name, number)} {width}" for name, width in op.outputs),
+        parameters=tuple(
+            f"{_anonymous(name, number)} {'x'.join(map(str, shape))}"
+            for name, shape in op.parameters
+        ),
+        num_parameters=sum(parameter.size for parameter in op.parameters),
+        flops=op.flops(1, context),
+        bytes=op.traffic(sizes, 1, context).total,
+        window=op.window if isinstance(op, Attention) else None,
+    )

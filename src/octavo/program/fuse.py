@@ -1,8 +1,9 @@
 """Rewrites of a program into an equal one with fewer, larger operations.
 
 Decides which neighbours become one: products of the same input, and a residual addition with the
-norm that follows. Knows no executor. Invariant: parameters, flops, and the values that both programs
-name are unchanged.
+norm that follows. Knows no executor.
+
+Invariant: parameters, flops, and the values that both programs name are unchanged.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,14 +27,13 @@ def _join_products(operations: Iterable[Operation]) -> Iterator[Operation]:
         return op.x if isinstance(op, Linear) else None
 
     for name, run in groupby(operations, source):
-        products = [op for op in run if isinstance(op, Linear)] if name else []
-        if len(products) > 1:
-            yield from _joined(products)
-        else:
-            yield from products or run
+        members = list(run)
+        joinable = name is not None and len(members) > 1
+        yield from _joined(members) if joinable else members
 
 
-def _joined(products: list[Linear]) -> tuple[Linear, Split]:
+def _joined(operations: list[Operation]) -> tuple[Operation, ...]:
+    products = [op for op in operations if isinstance(op, Linear)]
     outs = tuple(product.out for product in products)
     widths = tuple(sum(product.out_widths) for product in products)
     product = replace(

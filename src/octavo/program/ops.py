@@ -4,7 +4,7 @@ Decides each operation's operands, parameters, floating-point operations and byt
 no model family and no hardware. A value is named and has a width, its elements per row; one row is
 one token of the batch. Token ids, positions and pages are the batch's and are not named.
 
-Invariant: an output row depends on the same row of the inputs, and on that row's own keys and values.
+Invariant: an output row depends on the same row of the inputs and on its sequence's pages alone.
 """
 
 import math
@@ -52,7 +52,7 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ElementSizes:
-    """Bytes per element. `weight` maps a parameter's name to its own (4.5 / 8 for a 4-bit format)."""
+    """Bytes per element; `weight` maps a parameter's name to its own (4.5 / 8 for 4 bits)."""
 
     weight: Callable[[str], float] = lambda _name: 4.0
     activation: float = 4.0
@@ -190,7 +190,7 @@ class AddRMSNorm(Operation):
 class Linear(Operation):
     """out = the columns of x W^T + b for each weight W in turn.
 
-    weights: names of (out_widths[i], in_width) matrices. biases: parallel; None where there is none.
+    weights: names of (out_widths[i], in_width) matrices. biases: parallel, or None.
     Flops: two per weight and row (Kaplan et al. 2020, arXiv 2001.08361, section 2.1).
     """
 

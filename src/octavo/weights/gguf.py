@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError, shorten
-from octavo.weights.gguf_metadata import MIN_PAIR_BYTES, Cursor, Metadata, read_metadata
+from octavo.weights.gguf_metadata import MIN_PAIR_BYTES, Cursor, Metadata, parse_metadata
 from octavo.weights.mapping import MappedTensors, StoredTensor, lookalike, map_file
 from octavo.weights.source import TensorInfo, TensorType
 
@@ -171,7 +171,7 @@ def _read_part(path: Path) -> _Part:
         num_tensors * MIN_TENSOR_BYTES + num_pairs * MIN_PAIR_BYTES,
         f"a header of {num_tensors:,} tensors and {num_pairs:,} metadata pairs",
     )
-    metadata = read_metadata(cursor, num_pairs)
+    metadata = parse_metadata(cursor, num_pairs)
     entries = _read_tensor_entries(cursor, num_tensors)
     return _Part(path, metadata, _place_tensors(cursor, entries, _alignment(cursor, metadata)))
 

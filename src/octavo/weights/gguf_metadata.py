@@ -226,7 +226,7 @@ class Cursor:
         return name
 
 
-def read_metadata(cursor: Cursor, num_pairs: int) -> Metadata:
+def parse_metadata(cursor: Cursor, num_pairs: int) -> Metadata:
     """Read `num_pairs` key-value pairs from where the cursor stands.
 
     Raises ModelFileError for anything that is not what it should be.

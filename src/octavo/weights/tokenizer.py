@@ -210,10 +210,11 @@ def _build_bpe(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer as LibraryTokenizer
     from tokenizers.models import BPE
 
-    guarded = {token.text for token in vocabulary.added if token.guarded}
     kept = [token for token in vocabulary.added if not token.guarded]
-    unknown = vocabulary.options.get("unk_token")
-    vocab = {t: i for t, i in vocabulary.vocab.items() if t not in guarded or t == unknown}
+    vocab = dict(vocabulary.vocab)
+    for token in vocabulary.added:
+        if token.guarded and token.text != vocabulary.options.get("unk_token"):
+            vocab.pop(token.text, None)
     # The library gives an added token the id that the vocabulary has for its text.
     vocab.update({token.text: token.id for token in kept})
     skeleton: Json = {

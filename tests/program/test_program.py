@@ -1,0 +1,127 @@
+from dataclasses import replace
+
+import pytest
+from networks import FAMILIES, network
+
+from octavo.program.ops import (
+    Attention,
+    ElementSizes,
+    Linear,
+    RMSNorm,
+    Rope,
+    Sample,
+    SelectRows,
+    WriteKV,
+)
+from octavo.program.program import Builder, Chunk, KVGroup, Program
+
+
+def rewritten(kind, number=0, **changes):
+    """The Llama network with the fields of one operation changed."""
+    program = network()
+    place = [i for i, op in enumerate(program.operations) if isinstance(op, kind)][number]
+    operations = list(program.operations)
+    operations[place] = replace(operations[place], **changes)
+    return replace(program, operations=tuple(operations)), place
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "problem"),
+    [
+        (RMSNorm, {"x": "nowhere"}, "reads 'nowhere', which nothing before it defines"),
+        (RMSNorm, {"width": 32}, "reads 'embedding' 32 wide, but it is 64"),
+        (RMSNorm, {"out": "embedding"}, "defines 'embedding' a second time"),
+        (RMSNorm, {"heads": 5}, "cannot part 64 elements among 5 heads"),
+        (Linear, {"weights": ("layers.0.attention_norm",)}, "as (64, 64), but it is (64,)"),
+        (Rope, {"frequencies": (1.0,)}, "has 1 frequencies for heads of 16"),
+        (WriteKV, {"layer": 7}, "uses layer 7 of KV group 0, which is not there"),
+        (WriteKV, {"layer": -1}, "uses layer -1 of KV group 0"),
+        (WriteKV, {"group": 1}, "uses layer 0 of KV group 1"),
+        (Attention, {"layer": 3}, "reads pages of layer 3 before they are written"),
+        (Attention, {"window": 0}, "has a window of 0"),
+        (Attention, {"kv_heads": 4}, "does not fit its KV group"),
+    ],
+)
+def test_malformed_operation_is_named(kind, changes, problem):
+    with pytest.raises(ValueError, match=kind.__name__) as caught:
+        rewritten(kind, **changes)
+    assert problem in str(caught.value)
+
+
+def test_layer_is_not_written_twice():
+    with pytest.raises(ValueError, match="writes the pages of layer 0 a second time"):
+        rewritten(WriteKV, number=1, layer=0)
+
+
+def without(program, kind):
+    return replace(
+        program, operations=tuple(op for op in program.operations if not isinstance(op, kind))
+    )
+
+
+def test_program_ends_in_the_one_sample():
+    program = network()
+    with pytest.raises(ValueError, match="one Sample, and it is the last"):
+        without(program, Sample)
+    with pytest.raises(ValueError, match="one Sample, and it is the last"):
+        replace(program, operations=(*program.operations, program.operations[-1]))
+
+
+def test_rows_are_selected_once():
+    b = Builder()
+    x = b.embed("table", 10, 4)
+    with pytest.raises(ValueError, match="one SelectRows, not 0"):
+        b.sample(b.linear(x, "head", 10), KVGroup(1, 1, 4), 8)
+
+
+def test_pages_are_not_touched_once_rows_are_selected():
+    b = Builder()
+    x = b.select_rows(b.embed("table", 10, 4))
+    x = b.attention(x, x, x, out="o", layer=0, head_dim=4, scale=1.0)
+    with pytest.raises(ValueError, match="come before SelectRows"):
+        b.sample(b.linear(x, "head", 10), KVGroup(1, 1, 4), 8)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_body_and_head_are_the_program(architecture):
+    program = network(architecture)
+    assert program.body + program.head == program.operations
+    assert isinstance(program.head[0], SelectRows)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_flops_are_twice_the_weights_in_products(architecture):
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8000}
+    program = network(architecture, **sizes)
+    products = [op for op in program.operations if isinstance(op, Linear)]
+    matrices = sum(p.size for op in products for p in op.parameters if len(p.shape) == 2)
+    assert program.flops_per_token(0) == pytest.approx(2 * matrices, rel=0.01)
+
+
+def test_keys_and_values_take_what_their_shape_says():
+    program = network()  # 7 layers, 2 KV heads of 16
+    assert program.kv_bytes_per_token(2.0) == 7 * 2 * 2 * 16 * 2
+    assert program.kv_bytes_per_token(4.0) == 7 * 2 * 2 * 16 * 4
+
+
+def test_step_reads_weights_once_and_pages_per_chunk():
+    program, sizes = network(), ElementSizes(kv=2.0)
+    alone = program.traffic([Chunk(1, 50)], 1, sizes)
+    both = program.traffic([Chunk(1, 50), Chunk(1, 50)], 2, sizes)
+    assert both.kv_read == 2 * alone.kv_read
+    assert both.activations == 2 * alone.activations
+    assert both.weights == alone.weights + 64 * 4  # one more row of the embedding
+    assert alone.kv_written == program.kv_bytes_per_token(2.0)
+
+
+def test_digest_tells_programs_apart():
+    assert network().digest == network().digest
+    assert network().digest != network(rms_norm_eps=1e-5).digest
+    assert network().digest != network(max_position_embeddings=2048).digest
+
+
+def test_builder_shares_a_tied_parameter():
+    program = network(tie_word_embeddings=True)
+    assert "lm_head" not in program.parameters
+    assert program.parameters["embedding"] == (300, 64)
+    assert isinstance(program, Program)
