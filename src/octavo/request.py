@@ -241,6 +241,7 @@ class Sequence:
     num_samples: tokens to draw when its last token is computed: n until the first, then 1.
     is_protected: it has yielded often enough, and will not again.
     num_cached_tokens: prompt tokens found in the cache when it first started; None before.
+    num_lost: tokens that were computed when it was last preempted.
     """
 
     __slots__ = (
@@ -252,6 +253,7 @@ class Sequence:
         "is_protected",
         "num_cached_tokens",
         "num_computed",
+        "num_lost",
         "num_passed",
         "num_preemptions",
         "num_reserved",
@@ -281,6 +283,7 @@ class Sequence:
         self.num_cached_tokens: int | None = None
         self.num_samples = request.params.n
         self.num_preemptions = 0
+        self.num_lost = 0
         self.num_passed = 0
         self.is_protected = False
 

@@ -130,7 +130,9 @@ class OracleWorker:
         """Raise AssertionError if the cache would hand out a block that holds something else."""
         for block, (parent, tokens, _) in self.blocks.cache._entries.items():
             past = self._past_of_hash[parent]
-            for slot, token_id in zip(self.slots[block], memoryview(tokens).cast("I"), strict=False):
+            for slot, token_id in zip(
+                self.slots[block], memoryview(tokens).cast("I"), strict=False
+            ):
                 past = extend(past, token_id)
                 assert slot == past, f"block {block} can be found but holds something else"
 
@@ -315,3 +317,14 @@ class Driver:
                     is_stop = expected[-1] in request.stop_ids
                     reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
                     assert got[index].finish_reason is reason
+
+
+def run_blind(scheduler: Scheduler, token_id: int = 1) -> int:
+    """Run to the end without a worker, every token the same; return how many steps it took."""
+    num_steps = 0
+    while len(scheduler):
+        plan = scheduler.schedule()
+        assert plan.chunks, "nothing advances"
+        scheduler.commit(plan, [token_id] * sum(chunk.num_samples for chunk in plan.chunks))
+        num_steps += 1
+    return num_steps

@@ -150,6 +150,20 @@ def test_merges_that_would_spell_a_special_token_are_left_out():
     assert tokenizer.encode("<s>a", parse_special=True) == [4, 5]
 
 
+def test_a_special_token_that_is_a_word_is_not_found_by_looking_words_up():
+    tokenizer = Tokenizer.from_gguf(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "llama-bpe",  # takes words that are tokens whole
+            "tokenizer.ggml.tokens": ["E", "O", "EO", "EOE"],
+            "tokenizer.ggml.merges": ["E O"],
+            "tokenizer.ggml.token_type": [1, 1, 1, 3],
+        }
+    )
+    assert tokenizer.encode("EOE") == [2, 0]
+    assert tokenizer.encode("EOE", parse_special=True) == [3]
+
+
 def test_a_mark_keeps_a_token_text_from_being_found_and_leaves_no_trace():
     text = "<|im_start|>a<\ufdd0|im_start|>"
     ids = GPT2.encode(text, parse_special=True, mark="\ufdd0")
@@ -254,6 +268,13 @@ def test_special_tokens_are_skipped_or_shown():
     ids = GPT2.encode("<|im_start|>hi<|im_end|>", parse_special=True)
     assert GPT2.decode(ids) == "hi"
     assert GPT2.decode(ids, skip_special_tokens=False) == "<|im_start|>hi<|im_end|>"
+
+
+def test_an_ordinary_token_named_for_padding_stays_text():
+    ordinary = GPT2.encode("!")[0]
+    keys = metadata("gpt-2", padding_token_id=ordinary, unknown_token_id=ordinary)
+    tokenizer = Tokenizer.from_gguf(keys)
+    assert tokenizer.decode(tokenizer.encode("a!")) == "a!"
 
 
 @pytest.mark.parametrize("token", [-1, 700, 1 << 40])

@@ -16,6 +16,14 @@ from octavo.llm import LLM
 from octavo.request import RequestMetrics, SamplingParams
 
 
+def read_prompt() -> str:
+    """Return standard input without the line break that `echo` and editors end it with."""
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise _not_text(error) from None
+
+
 def run_generate(
     model: str,
     prompt: str,
@@ -64,7 +72,7 @@ def run_chat(
             try:
                 answer = _say(llm, [*messages, question], params)
             except BadRequestError as error:
-                if not sys.stdin.isatty():
+                if not _is_interactive():
                     raise
                 # This turn cannot be answered; the conversation before it still stands.
                 print(f"octavo: {error}", file=sys.stderr)
@@ -150,15 +158,25 @@ def _messages(system: str | None, *user: str) -> list[dict[str, Any]]:
 
 def _turns() -> Iterator[str]:
     """Yield what the user types, until an empty line, /exit, or the end of the input."""
-    interactive = sys.stdin.isatty()
+    prompt = "> " if _is_interactive() else ""
     while True:
         try:
-            line = input("> " if interactive else "").strip()
+            line = input(prompt).strip()
         except EOFError:
             return
+        except UnicodeDecodeError as error:
+            raise _not_text(error) from None
         if line in ("", "/exit", "/quit"):
             return
         yield line
+
+
+def _not_text(error: UnicodeDecodeError) -> BadRequestError:
+    return BadRequestError(f"Standard input is not UTF-8 text: {error}.")
+
+
+def _is_interactive() -> bool:
+    return sys.stdin.isatty()
 
 
 def _print_start(llm: LLM) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from octavo.cli.settings import ENGINE_OPTIONS, SAMPLING_OPTIONS, Command, with_options
 from octavo.config import EngineConfig
-from octavo.errors import BadRequestError, OctavoError
+from octavo.errors import OctavoError
 
 app = typer.Typer(
     help="Octavo serves large language models from the machine you have.",
@@ -50,9 +50,9 @@ def generate(
     ] = False,
 ) -> None:
     """Answer one prompt, streaming, then print a line of figures."""
-    from octavo.cli.generate import run_generate
+    from octavo.cli.generate import read_prompt, run_generate
 
-    text = _read_stdin() if prompt == "-" else prompt
+    text = read_prompt() if prompt == "-" else prompt
     run_generate(model, text, engine=engine, sampling=sampling, raw=raw, system=system)
 
 
@@ -148,7 +148,7 @@ def main() -> None:
 def _run(arguments: list[str]) -> int:
     """Return the exit code of one command line. Typer itself ends quietly when a pipe closes."""
     try:
-        return app(arguments, standalone_mode=False) or 0
+        return app(arguments, prog_name="octavo", standalone_mode=False) or 0
     except UsageError as error:
         return _explain(error)
     except (OctavoError, OSError) as error:
@@ -163,11 +163,3 @@ def _explain(error: Any) -> int:
     message = error.format_message().rstrip(".")
     print(f"{command}: {message}. See `{command} --help`.", file=sys.stderr)
     return 2
-
-
-def _read_stdin() -> str:
-    """Return standard input without the line break that `echo` and editors end it with."""
-    try:
-        return sys.stdin.read().removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise BadRequestError(f"Standard input is not UTF-8 text: {error}.") from None

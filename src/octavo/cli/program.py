@@ -5,6 +5,7 @@ never opened; its `config.json` is enough.
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -88,24 +89,25 @@ def _table(cells: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _totals(
-    config: ModelConfig, program: Program, rows: Iterable[Row], context: int
+    config: ModelConfig, program: Program, rows: Sequence[Row], context: int
 ) -> Iterator[str]:
-    num_parameters = sum(_size(shape) for shape in program.parameters.values())
+    num_parameters = sum(map(math.prod, program.parameters.values()))
     flops = program.flops_per_token(context)
-    num_bytes = sum(row.bytes * row.count for row in rows)
+    num_bytes = int(sum(row.bytes * row.count for row in rows))
     kv_bytes = int(program.kv_bytes_per_token())
-    yield f"{config.architecture}: {len(program.operations)} operations, {len(config.layers)} layers"
-    yield f"{num_parameters:,} parameters"
-    yield f"{flops:,} flops for a token that sees {context:,} positions"
-    yield f"{int(num_bytes):,} bytes for it, with weights in float32 ({flops / num_bytes:.2f} flops per byte)"
+    if any("layers.P." in name for row in rows for name in (*row.reads, *row.writes)):
+        yield "P. stands for the layer before; numbers, flops and bytes are of one layer."
+    num_layers, num_operations = len(config.layers), len(program.operations)
+    yield (
+        f"{config.architecture}: {num_layers} layers, {num_operations} operations, "
+        f"{num_parameters:,} parameters"
+    )
+    yield f"{flops:,} flops for one token that sees {context:,} positions"
+    yield (
+        f"{num_bytes:,} bytes for it, with weights in float32: "
+        f"{flops / num_bytes:.2f} flops per byte"
+    )
     yield f"{kv_bytes:,} bytes of KV cache per token, in bfloat16"
-
-
-def _size(shape: Iterable[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def _short(number: float) -> str:

@@ -70,6 +70,11 @@ class BlockPool:
             if not is_cached:
                 self._free.move_to_end(block, last=False)
 
+    def touch(self, block: int) -> None:
+        """Make the block, if it is free, the most recently used."""
+        if block in self._free:
+            self._free.move_to_end(block)
+
     def is_free(self, block: int) -> bool:
         """Whether the block stands in the free list."""
         return block in self._free
@@ -129,7 +134,7 @@ class BlockManager:
         for i in range(limit // size):
             packed = pack(tokens[i * size : (i + 1) * size])
             block_hash = self._hash_of(sequence, i, parent, packed)
-            block = self.cache.find(block_hash, packed)
+            block = self.cache.find(block_hash, parent, packed)
             if block is None:
                 break
             blocks.append(block)
@@ -154,7 +159,8 @@ class BlockManager:
         sequence.block_table = list(match.blocks)
         self._reserve(sequence, num_new)
         if match.partial_block is not None:
-            destination = self._take(sequence)
+            self.pool.touch(match.partial_block)
+            destination = self._take_for(sequence)
             self._copies.append(BlockCopy(match.partial_block, destination))
             sequence.block_table.append(destination)
         sequence.num_computed = match.num_tokens
@@ -195,15 +201,16 @@ class BlockManager:
         size, table = self.block_size, sequence.block_table
         tail = sequence.num_computed // size
         is_shared = tail < len(table) and self.pool.ref_counts[table[tail]] > 1
-        num_new = self.blocks_for(length) - len(table) + is_shared
-        if num_new - sequence.num_reserved > self.num_available:
+        num_new = self.blocks_for(length) - len(table)
+        # Reservations count the blocks of a whole sequence, and a copy on write comes on top.
+        if max(0, num_new - sequence.num_reserved) + is_shared > self.num_available:
             return False
         if is_shared:
-            source, table[tail] = table[tail], self._take(sequence)
+            source, table[tail] = table[tail], self._take()
             self._copies.append(BlockCopy(source, table[tail]))
             self.pool.release(source, is_cached=self.cache.holds(source))
-        for _ in range(num_new - is_shared):
-            table.append(self._take(sequence))
+        for _ in range(num_new):
+            table.append(self._take_for(sequence))
         sequence.capacity = len(table) * size
         return True
 
@@ -241,10 +248,13 @@ class BlockManager:
         self.num_reserved += num_blocks - sequence.num_reserved
         sequence.num_reserved = num_blocks
 
-    def _take(self, sequence: Sequence) -> int:
-        block = self.pool.take()
+    def _take_for(self, sequence: Sequence) -> int:
         if sequence.num_reserved:
             self._reserve(sequence, sequence.num_reserved - 1)
+        return self._take()
+
+    def _take(self) -> int:
+        block = self.pool.take()
         if self.cache.remove(block):
             self.num_evicted += 1
         return block

@@ -49,7 +49,8 @@ class PrefixCache:
         """Return the parent of all first blocks with these extra keys (salt, adapter version)."""
         root = self._roots.get(extra_keys)
         if root is None:
-            text = "\0".join((self._fingerprint, *extra_keys))
+            # A salt is any text: repr keeps ("a", "b") apart from ("ab",) and escapes surrogates.
+            text = repr((self._fingerprint, *extra_keys))
             root = hashlib.sha256(text.encode()).digest()
             # Salts come from callers: forget them all now and then rather than grow without bound.
             if len(self._roots) >= 1024:
@@ -62,10 +63,10 @@ class PrefixCache:
         """Return the hash of a full block that holds `tokens` after `parent`."""
         return hashlib.sha256(parent + tokens).digest()
 
-    def find(self, block_hash: bytes, tokens: bytes) -> int | None:
-        """Return the block of this hash, if it really holds `tokens`."""
+    def find(self, block_hash: bytes, parent: bytes, tokens: bytes) -> int | None:
+        """Return the block of this hash, if it really holds `tokens` after `parent`."""
         block = self._by_hash.get(block_hash)
-        if block is None or self._entries[block].tokens != tokens:
+        if block is None or self._entries[block] != (parent, tokens, block_hash):
             return None
         return block
 

@@ -214,7 +214,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._num_seats -= sequence.num_samples
         self.counters.num_preemptions += 1
-        self.counters.num_recomputed_tokens += sequence.num_computed
+        sequence.num_lost = sequence.num_computed
         self.blocks.free(sequence)
         sequence.num_preemptions += 1
         sequence.is_protected = sequence.num_preemptions >= MAX_PREEMPTIONS
@@ -259,7 +259,8 @@ class Scheduler:
             self.counters.num_prompt_tokens += sequence.num_prompt_tokens
             self.counters.num_reused_tokens += match.num_tokens
         else:
-            self.counters.num_recomputed_tokens -= match.num_tokens
+            num_recomputed = max(0, sequence.num_lost - match.num_tokens)
+            self.counters.num_recomputed_tokens += num_recomputed
         sequence.status = SequenceStatus.RUNNING
         self._num_seats += sequence.num_samples
         insort(self.running, sequence, key=_by_order)

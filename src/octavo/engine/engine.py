@@ -288,6 +288,7 @@ class Engine:
             sequence = active.sequences.get(index)
             if sequence is None:
                 sequence = Sequence(active.request, index, first.order)
+                sequence.num_cached_tokens = first.num_cached_tokens
             elif sequence.finish_reason is not None:
                 continue
             else:

@@ -80,7 +80,7 @@ class ReferenceExecutor:
         weights_digest: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if SEGMENT % block_size:
+        if block_size < 1 or SEGMENT % block_size:
             raise ValueError(f"block_size must divide {SEGMENT}, which {block_size} does not")
         if len(program.kv_groups) != 1:
             raise ValueError(f"one KV group is supported, not {len(program.kv_groups)}")

@@ -295,7 +295,8 @@ class _Store:
                             shutil.rmtree(other.with_suffix(""), ignore_errors=True)
             scratch = self._partial / key
             shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir()
+            # A dead run's pip may still be writing into a folder of its own in there.
+            scratch.mkdir(exist_ok=True)
             try:
                 yield scratch
             finally:

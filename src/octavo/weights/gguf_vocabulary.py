@@ -109,7 +109,9 @@ def read_metadata(
         raise damaged("tokenizer.ggml.tokens names a token twice")
     types = _column(metadata, "token_type", {int}, len(tokens)) or [NORMAL] * len(tokens)
     ids = {name: _gguf_id(metadata, name, len(tokens)) for name in _GGUF_IDS}
-    special = {token for token in ids.values() if token is not None}
+    # Padding and unknown are left out: files name ordinary tokens for them, such as "!".
+    named = (ids[name] for name in ("bos", "eos", "eot", "eom"))
+    special = {token for token in named if token is not None}
     special.update(i for i, kind_ in enumerate(types) if kind_ in (CONTROL, UNKNOWN))
     marks = {
         i for i, text in enumerate(tokens) if text[:1] == "<" and LOOKS_SPECIAL.fullmatch(text)

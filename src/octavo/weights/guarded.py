@@ -26,14 +26,14 @@ class GuardedTexts:
         """
         if not self.texts or (text in words and text.isidentifier()):
             return text
-        start, end = len(text) - len(text.lstrip()), len(text.rstrip())
-        core = text[start:end]  # a template may trim
+        core = text.strip()  # as a template may write it
+        start = len(text) - len(text.lstrip())
         broken = self._first.sub(lambda found: found[0] + self._broken(core, found, mark), core)
         if any(core[:n] in self._endings for n in self._sizes(core)) or self._is_inside(core):
             broken = mark + broken
         if any(core[-n:] in self._beginnings for n in self._sizes(core)):
             broken += mark
-        return text[:start] + broken + text[end:]
+        return text[:start] + broken + text[start + len(core) :]
 
     def _is_inside(self, text: str) -> bool:
         return 0 < len(text) < self._longest and text in self._joined

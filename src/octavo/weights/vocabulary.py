@@ -40,9 +40,9 @@ class AddedToken:
 
     @property
     def guarded(self) -> bool:
-        """Whether only `parse_special=True` may find it in a text. One character is always text."""
+        """Whether only `parse_special=True` may find it in a text. A single character is text."""
         looks_special = self.special or LOOKS_SPECIAL.fullmatch(self.text) is not None
-        return looks_special and len(self.text) > 1
+        return looks_special and len(self.text.strip()) > 1
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,116 @@
+// The Python module octavo.native._octavo: a tape, packing, and which instruction sets there are.
+//
+// Arrays cross as raw addresses: checking them is the caller's part (octavo/executors/cpu.py), and
+// costs nothing per step that way.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "cpu.h"
+#include "pack.h"
+#include "tape.h"
+
+namespace nb = nanobind;
+using namespace octavo;
+
+namespace {
+
+template <class T>
+T* pointer(uint64_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+Format format_of(const std::string& name) {
+    if (name == "bf16") return Format::bf16;
+    if (name == "int8_group") return Format::int8_group;
+    if (name == "int4_group") return Format::int4_group;
+    throw std::invalid_argument("no weight format " + name);
+}
+
+const Kernels& kernels_of(const std::string& name) {
+    const Kernels* kernels = find_kernels(name);
+    if (!kernels) throw std::invalid_argument("no instruction set " + name + " on this machine");
+    return *kernels;
+}
+
+}  // namespace
+
+NB_MODULE(_octavo, m) {
+    m.def("instruction_sets", &instruction_sets, "Those that this build and this machine have, best first.");
+    m.def("panel_bytes", [](const std::string& f, int inputs) { return panel_bytes(format_of(f), inputs); });
+    m.def("pack_bf16", [](uint64_t rows, int first, int count, int inputs, uint64_t panels) {
+        nb::gil_scoped_release release;
+        pack_bf16(pointer<const float>(rows), first, count, inputs, pointer<uint8_t>(panels));
+    });
+    m.def("pack_int8", [](uint64_t rows, int first, int count, int inputs, uint64_t panels) {
+        nb::gil_scoped_release release;
+        pack_int8(pointer<const float>(rows), first, count, inputs, pointer<uint8_t>(panels));
+    });
+    m.def("pack_int4", [](uint64_t nibbles, uint64_t scales, uint64_t minima, int first, int count, int inputs,
+                          uint64_t panels) {
+        nb::gil_scoped_release release;
+        pack_int4(pointer<const uint8_t>(nibbles), pointer<const uint16_t>(scales), pointer<const uint16_t>(minima),
+                  first, count, inputs, pointer<uint8_t>(panels));
+    });
+    m.def("unpack_row", [](uint64_t panels, int outputs, int inputs, const std::string& format, int row, uint64_t out) {
+        unpack_row(Matrix{pointer<const uint8_t>(panels), outputs, inputs, format_of(format)}, row, pointer<float>(out));
+    });
+
+    nb::class_<Value>(m, "Value").def("__init__", [](Value* value, uint64_t base, int stride, int width) {
+        new (value) Value{pointer<float>(base), stride, width};
+    });
+    nb::class_<Matrix>(m, "Matrix").def(
+        "__init__", [](Matrix* matrix, uint64_t panels, int outputs, int inputs, const std::string& format) {
+            new (matrix) Matrix{pointer<const uint8_t>(panels), outputs, inputs, format_of(format)};
+        });
+    nb::enum_<Kind>(m, "Kind")
+        .value("embed", Kind::embed)
+        .value("rms_norm", Kind::rms_norm)
+        .value("add_rms_norm", Kind::add_rms_norm)
+        .value("linear", Kind::linear)
+        .value("rope", Kind::rope)
+        .value("write_kv", Kind::write_kv)
+        .value("attention", Kind::attention)
+        .value("gated_activation", Kind::gated_activation)
+        .value("add", Kind::add)
+        .value("select_rows", Kind::select_rows);
+    nb::class_<Operation>(m, "Operation")
+        .def("__init__", [](Operation* op, Kind kind) { new (op) Operation{kind}; })
+        .def_rw("x", &Operation::x)
+        .def_rw("y", &Operation::y)
+        .def_rw("out", &Operation::out)
+        .def_rw("total", &Operation::total)
+        .def_rw("matrices", &Operation::matrices)
+        .def_rw("heads", &Operation::heads)
+        .def_rw("kv_heads", &Operation::kv_heads)
+        .def_rw("head_dim", &Operation::head_dim)
+        .def_rw("layer", &Operation::layer)
+        .def_rw("window", &Operation::window)
+        .def_rw("gate", &Operation::gate)
+        .def_rw("eps", &Operation::eps)
+        .def_rw("scale", &Operation::scale)
+        .def("set_weight", [](Operation& op, uint64_t address) { op.weight = pointer<const float>(address); })
+        .def("set_sines", [](Operation& op, uint64_t address) { op.sines = pointer<const float>(address); })
+        .def("set_biases", [](Operation& op, const std::vector<uint64_t>& addresses) {
+            op.biases.clear();
+            for (uint64_t address : addresses) op.biases.push_back(pointer<const float>(address));
+        });
+    nb::class_<Tape>(m, "Tape")
+        .def("__init__",
+             [](Tape* tape, const std::string& isa, uint64_t pages, int num_blocks, int block_size, int kv_heads,
+                int head_dim, int element_bytes, int max_rows, int num_threads) {
+                 const Pages pool{pointer<uint8_t>(pages), num_blocks, block_size, kv_heads, head_dim, element_bytes};
+                 new (tape) Tape(kernels_of(isa), pool, max_rows, num_threads);
+             })
+        .def("add", &Tape::add)
+        .def("run", [](Tape& tape, const std::vector<uint64_t>& arrays, const std::vector<int>& sizes, int first,
+                       int end) {
+            auto at = [&](int i) { return pointer<const int32_t>(arrays[i]); };
+            const Step step{sizes[0], sizes[1], sizes[2], sizes[3], at(0), at(1), at(2), at(3), at(4), at(5)};
+            nb::gil_scoped_release release;
+            tape.run(step, first, end);
+        });
+}

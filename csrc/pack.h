@@ -1,0 +1,45 @@
+// How weights lie in memory: panels of 16 outputs, so that one vector holds one weight of each.
+//
+// bf16         per panel: inputs / 2 rows of 16 pairs (two consecutive inputs of one output)
+// int8_group   per panel and group of 32 inputs: 8 rows of 16 x 4 unsigned bytes (value + 128),
+//              then 16 scales as halves
+// int4_group   per panel and group of 32 inputs: 4 rows of 16 x 4 bytes, of which row i holds the
+//              inputs 8i..8i+3 in the low and 8i+4..8i+7 in the high nibbles; then 16 scales and
+//              16 minima as halves: weight = scale * nibble + minimum
+//
+// Inputs are padded with zeros to whole groups, outputs to whole panels.
+
+#pragma once
+
+#include "step.h"
+
+namespace octavo {
+
+constexpr int PANEL = 16;
+constexpr int GROUP = 32;
+constexpr int INT8_BLOCK = 8 * 64 + 32;
+constexpr int INT4_BLOCK = 4 * 64 + 64;
+
+inline int groups_of(int inputs) { return (inputs + GROUP - 1) / GROUP; }
+inline int panels_of(int outputs) { return (outputs + PANEL - 1) / PANEL; }
+
+inline int64_t panel_bytes(Format format, int inputs) {
+    switch (format) {
+        case Format::bf16: return int64_t((inputs + 1) / 2) * 64;
+        case Format::int8_group: return int64_t(groups_of(inputs)) * INT8_BLOCK;
+        case Format::int4_group: return int64_t(groups_of(inputs)) * INT4_BLOCK;
+    }
+    return 0;
+}
+
+// Pack rows [first, first + num_rows) of a matrix given as floats; `first` is a multiple of 16.
+void pack_bf16(const float* rows, int first, int num_rows, int inputs, uint8_t* panels);
+// Symmetric: the largest weight of a group becomes +-127.
+void pack_int8(const float* rows, int first, int num_rows, int inputs, uint8_t* panels);
+// Exact for weights that were scale * nibble + minimum with halves: (rows, groups) of each.
+void pack_int4(const uint8_t* nibbles, const uint16_t* scales, const uint16_t* minima, int first,
+               int num_rows, int inputs, uint8_t* panels);
+// One row of a packed matrix as floats.
+void unpack_row(const Matrix& matrix, int row, float* out);
+
+}  // namespace octavo

@@ -1,0 +1,65 @@
+// What crosses from Python into the library: a model as a tape of operations, and one step.
+//
+// Every pointer is borrowed: Python owns arrays and packed weights, and keeps them alive. Each kind
+// of operation has the name it has in octavo/program/ops.py.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace octavo {
+
+// A matrix of activations, (rows, width): element (r, c) is base[r * stride + c].
+struct Value {
+    float* base = nullptr;
+    int32_t stride = 0, width = 0;
+
+    float* row(int64_t r) const { return base + r * stride; }
+};
+
+enum class Format : int32_t { bf16, int8_group, int4_group };
+
+// A packed matrix of `outputs` x `inputs`, see pack.h. Panels hold 16 outputs each.
+struct Matrix {
+    const uint8_t* panels;
+    int32_t outputs, inputs;
+    Format format;
+};
+
+enum class Kind : int32_t {
+    embed, rms_norm, add_rms_norm, linear, rope, write_kv, attention, gated_activation, add, select_rows
+};
+
+struct Operation {
+    Kind kind;
+    Value x, y, out, total;
+    const float* weight = nullptr;     // of norms; of rope the cosines, (positions, head_dim / 2)
+    const float* sines = nullptr;      // of rope
+    std::vector<Matrix> matrices;      // of linear, side by side; the table of embed
+    std::vector<const float*> biases;  // parallel to matrices; may be null
+    int32_t heads = 1, kv_heads = 1, head_dim = 0, layer = 0, window = 0, gate = 0;
+    float eps = 0, scale = 1;
+};
+
+// One step: the arrays of octavo.executors.executor.Batch.
+struct Step {
+    int32_t num_rows, num_chunks, table_width, num_logit_rows;
+    const int32_t *token_ids, *positions, *chunk_starts, *block_tables, *context_lengths, *logit_rows;
+};
+
+// The KV pool: for each layer, block and KV head a page of keys, then one of values.
+struct Pages {
+    uint8_t* base;
+    int32_t num_blocks, block_size, kv_heads, head_dim;
+    int32_t element_bytes;  // 2: bfloat16, 4: float32
+
+    int64_t page_elements() const { return int64_t(block_size) * head_dim; }
+    uint8_t* page(int layer, int block, int head) const {
+        const int64_t index = (int64_t(layer) * num_blocks + block) * kv_heads + head;
+        return base + index * 2 * page_elements() * element_bytes;
+    }
+};
+
+}  // namespace octavo

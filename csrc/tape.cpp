@@ -1,0 +1,176 @@
+#include "tape.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "pack.h"
+
+namespace octavo {
+
+namespace {
+
+// Tokens per attention job, and rows per job of what works row by row.
+constexpr int TOKENS_PER_JOB = 16;
+constexpr int ROWS_PER_JOB = 8;
+// Jobs per thread in a product: enough that no thread waits long for the last one.
+constexpr int JOBS_PER_THREAD = 6;
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+bool is_group(const Matrix& matrix) { return matrix.format != Format::bf16; }
+
+}  // namespace
+
+Tape::Tape(const Kernels& kernels, Pages pages, int max_rows, int num_threads)
+    : kernels_(kernels), pages_(pages), max_rows_(max_rows), pool_(num_threads) {}
+
+void Tape::add(Operation operation) {
+    if (operation.kind == Kind::linear) {
+        const size_t groups = size_t(max_rows_) * groups_of(operation.matrices[0].inputs);
+        values_.resize(std::max(values_.size(), groups * GROUP));
+        scales_.resize(std::max(scales_.size(), groups));
+        sums_.resize(std::max(sums_.size(), groups));
+    }
+    operations_.push_back(std::move(operation));
+}
+
+void Tape::run(const Step& step, int first, int end) {
+    first_job_.assign(1, 0);
+    for (int c = 0; c < step.num_chunks; ++c) {
+        const int tokens = step.chunk_starts[c + 1] - step.chunk_starts[c];
+        first_job_.push_back(first_job_.back() + ceil_div(tokens, TOKENS_PER_JOB));
+    }
+    pool_.run([&](int) {
+        for (int i = first; i < end; ++i) {
+            const bool is_head = i > 0 && i >= first && std::any_of(
+                operations_.begin(), operations_.begin() + i,
+                [](const Operation& op) { return op.kind == Kind::select_rows; });
+            execute(operations_[i], step, is_head ? step.num_logit_rows : step.num_rows);
+        }
+    });
+}
+
+template <class Job>
+void Tape::over_rows(int rows, Job&& job) {
+    pool_.phase(ceil_div(rows, ROWS_PER_JOB), [&](int64_t index) {
+        const int first = int(index) * ROWS_PER_JOB;
+        for (int row = first; row < std::min(rows, first + ROWS_PER_JOB); ++row) job(row);
+    });
+}
+
+void Tape::execute(const Operation& op, const Step& step, int rows) {
+    const Kernels& k = kernels_;
+    switch (op.kind) {
+        case Kind::embed:
+            over_rows(rows, [&](int row) {
+                float* out = op.out.row(row);
+                unpack_row(op.matrices[0], step.token_ids[row], out);
+                if (op.scale != 1)
+                    for (int i = 0; i < op.out.width; ++i) out[i] *= op.scale;
+            });
+            return;
+        case Kind::rms_norm:
+            over_rows(rows, [&](int row) {
+                const int width = op.x.width / op.heads;
+                for (int h = 0; h < op.heads; ++h)
+                    k.rms_norm(op.x.row(row) + h * width, op.weight, op.out.row(row) + h * width, width, op.eps);
+            });
+            return;
+        case Kind::add_rms_norm:
+            over_rows(rows, [&](int row) {
+                k.add(op.x.row(row), op.y.row(row), op.total.row(row), op.x.width);
+                k.rms_norm(op.total.row(row), op.weight, op.out.row(row), op.x.width, op.eps);
+            });
+            return;
+        case Kind::linear:
+            linear(op, rows);
+            return;
+        case Kind::rope:
+            over_rows(rows, [&](int row) {
+                const int64_t at = int64_t(step.positions[row]) * (op.head_dim / 2);
+                k.rope(op.x.row(row), op.weight + at, op.sines + at, op.out.row(row), op.heads, op.head_dim);
+            });
+            return;
+        case Kind::write_kv:
+            write_kv(op, step);
+            return;
+        case Kind::attention:
+            attention(op, step);
+            return;
+        case Kind::gated_activation:
+            over_rows(rows, [&](int row) {
+                k.gated_activation(op.x.row(row), op.y.row(row), op.out.row(row), op.out.width, op.gate);
+            });
+            return;
+        case Kind::add:
+            over_rows(rows, [&](int row) {
+                k.add(op.x.row(row), op.y.row(row), op.out.row(row), op.out.width);
+            });
+            return;
+        case Kind::select_rows:
+            over_rows(step.num_logit_rows, [&](int row) {
+                std::memcpy(op.out.row(row), op.x.row(step.logit_rows[row]), sizeof(float) * op.x.width);
+            });
+            return;
+    }
+}
+
+void Tape::linear(const Operation& op, int rows) {
+    QuantizedRows quantized{values_.data(), scales_.data(), sums_.data(), groups_of(op.matrices[0].inputs)};
+    if (std::any_of(op.matrices.begin(), op.matrices.end(), is_group))
+        over_rows(rows, [&](int row) { kernels_.quantize_row(op.x.row(row), op.x.width, quantized, row); });
+    int num_panels = 0;
+    for (const Matrix& matrix : op.matrices) num_panels += panels_of(matrix.outputs);
+    const int per_job = std::max(1, num_panels / (num_threads() * JOBS_PER_THREAD));
+    pool_.phase(ceil_div(num_panels, per_job), [&](int64_t job) {
+        int begin = int(job) * per_job, end = std::min(num_panels, begin + per_job), column = 0;
+        for (size_t i = 0; i < op.matrices.size(); ++i) {
+            const Matrix& matrix = op.matrices[i];
+            const int panels = panels_of(matrix.outputs);
+            const int first = std::max(begin, 0), last = std::min(end, panels);
+            float* out = op.out.base + column;
+            if (first < last && is_group(matrix))
+                kernels_.group_product(matrix, quantized, rows, first, last, op.biases[i], out, op.out.stride);
+            else if (first < last)
+                kernels_.bf16_product(matrix, op.x.base, op.x.stride, rows, first, last, op.biases[i], out,
+                                      op.out.stride);
+            begin -= panels, end -= panels, column += matrix.outputs;
+        }
+    });
+}
+
+void Tape::write_kv(const Operation& op, const Step& step) {
+    pool_.phase(step.num_chunks, [&](int64_t chunk) {
+        const int32_t* table = step.block_tables + chunk * step.table_width;
+        for (int row = step.chunk_starts[chunk]; row < step.chunk_starts[chunk + 1]; ++row) {
+            const int position = step.positions[row], block = table[position / pages_.block_size];
+            for (int head = 0; head < pages_.kv_heads; ++head)
+                kernels_.write_kv(op.x.row(row) + head * pages_.head_dim, op.y.row(row) + head * pages_.head_dim,
+                                  pages_.page(op.layer, block, head), position % pages_.block_size, pages_);
+        }
+    });
+}
+
+void Tape::attention(const Operation& op, const Step& step) {
+    const int num_tiles = first_job_.back(), group = op.heads / op.kv_heads;
+    pool_.phase(int64_t(num_tiles) * op.kv_heads, [&](int64_t index) {
+        // The longest work, the last tiles of prompts, begins first.
+        const int tile = num_tiles - 1 - int(index / op.kv_heads), head = int(index % op.kv_heads);
+        const int chunk = int(std::upper_bound(first_job_.begin(), first_job_.end(), tile) - first_job_.begin()) - 1;
+        const int start = step.chunk_starts[chunk], tokens = step.chunk_starts[chunk + 1] - start;
+        const int first = (tile - first_job_[chunk]) * TOKENS_PER_JOB;
+        AttentionJob job{};
+        job.q = op.x.row(start) + head * group * op.head_dim;
+        job.out = op.out.row(start) + head * group * op.head_dim;
+        job.q_stride = op.x.stride, job.out_stride = op.out.stride;
+        job.first_row = first, job.num_rows = std::min(TOKENS_PER_JOB, tokens - first);
+        job.first_position = step.positions[start];
+        job.block_table = step.block_tables + int64_t(chunk) * step.table_width;
+        job.context = step.context_lengths[chunk];
+        job.group = group, job.head_dim = op.head_dim, job.window = op.window, job.scale = op.scale;
+        job.layer = op.layer, job.kv_head = head;
+        kernels_.attention(job, pages_);
+    });
+}
+
+}  // namespace octavo

@@ -1,0 +1,46 @@
+// Runs a model, as a tape of operations, for one step at a time.
+
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+#include "step.h"
+
+namespace octavo {
+
+class Tape {
+  public:
+    // max_rows: most rows of a step. The kernels decide the bits; the threads only the time.
+    Tape(const Kernels& kernels, Pages pages, int max_rows, int num_threads);
+
+    void add(Operation operation);
+
+    // Run the operations [first, end). From `select_rows` on, rows are those of step.logit_rows.
+    void run(const Step& step, int first, int end);
+
+    int num_threads() const { return pool_.num_threads(); }
+
+  private:
+    void execute(const Operation& op, const Step& step, int rows);
+    void linear(const Operation& op, int rows);
+    void attention(const Operation& op, const Step& step);
+    void write_kv(const Operation& op, const Step& step);
+
+    // Call job(first, end) for slices of the rows, on all threads.
+    template <class Job>
+    void over_rows(int rows, Job&& job);
+
+    const Kernels& kernels_;
+    Pages pages_;
+    int max_rows_;
+    Pool pool_;
+    std::vector<Operation> operations_;
+    std::vector<int8_t> values_;  // activations of one linear, quantised
+    std::vector<float> scales_, sums_;
+    std::vector<int32_t> first_job_;  // of each chunk, in units of query tiles
+};
+
+}  // namespace octavo

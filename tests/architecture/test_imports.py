@@ -1,0 +1,69 @@
+"""Imports point down, and time enters as an argument."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGE = ROOT / "src" / "octavo"
+CORE_MAY_IMPORT = {
+    "array",
+    "bisect",
+    "collections",
+    "dataclasses",
+    "hashlib",
+    "itertools",
+    "octavo",
+    "operator",
+    "typing",
+}
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Yield every module that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_imports_point_down(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The linter puts its folder of configuration on the path, for plugins.
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    status = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
+    assert status == 0, capsys.readouterr().out
+
+
+def test_only_the_clock_imports_time() -> None:
+    """Everything else is given a clock, so that a trace replays exactly."""
+    users = [
+        str(file.relative_to(PACKAGE))
+        for file in sorted(PACKAGE.rglob("*.py"))
+        if "time" in set(imported(file))
+    ]
+    assert users == ["engine/clock.py"]
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "core").glob("*.py")), ids=lambda f: f.name)
+def test_core_is_pure_python(file: Path) -> None:
+    assert {name.partition(".")[0] for name in imported(file)} <= CORE_MAY_IMPORT
+
+
+def test_no_package_imports_another_ones_private_names() -> None:
+    private = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("octavo"):
+                private += [
+                    f"{file.relative_to(PACKAGE)}: {alias.name}"
+                    for alias in node.names
+                    if alias.name.startswith("_") and not alias.name.startswith("__")
+                ]
+    assert not private

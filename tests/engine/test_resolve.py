@@ -1,0 +1,136 @@
+"""How much memory the cache gets and how long a sequence may be, on machines described by files."""
+
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.engine.resolve import DEFAULT_LIMIT, GIB, available_memory, resolve_cache
+from octavo.errors import SettingError
+
+MIB = 1 << 20
+
+
+def resolve(available, *, max_context=2048, **settings):
+    """A model of 1,024 values per token: 64 KiB per block of 32 in bfloat16."""
+    return resolve_cache(
+        EngineConfig(**settings),
+        max_context=max_context,
+        values_per_token=1024,
+        available=available,
+    )
+
+
+class TestPool:
+    def test_a_quarter_of_what_is_free_by_default_and_no_more_than_the_limit(self):
+        assert resolve(2 * GIB).num_blocks == GIB // 2 // (64 << 10)
+        assert resolve(1000 * GIB).num_blocks == DEFAULT_LIMIT // (64 << 10)
+
+    def test_half_of_what_is_free_where_the_context_needs_it(self):
+        cache = resolve(10 * MIB)
+        assert (cache.num_blocks, cache.max_model_len) == (64, 2048)
+
+    @pytest.mark.case("V13")
+    def test_a_context_slightly_too_large_is_shortened_and_the_line_says_so(self):
+        """2,048 tokens take 4 MiB; half of 7 MiB is 3.5."""
+        cache = resolve(7 * MIB)
+        assert (cache.num_blocks, cache.max_model_len) == (56, 1792)
+        (line,) = cache.reasons
+        assert "56 blocks of 32 tokens" in line
+        assert "shortens the context from 2,048 to 1,792 tokens" in line
+
+    @pytest.mark.case("V13")
+    def test_a_context_that_was_asked_for_stays_and_the_line_says_what_fits(self):
+        cache = resolve(7 * MIB, max_model_len=2048)
+        assert (cache.num_blocks, cache.max_model_len) == (56, 2048)
+        assert "holds 1,792 of the 2,048 tokens of max_model_len" in cache.reasons[0]
+
+    @pytest.mark.case("V13")
+    def test_too_little_for_a_single_block_is_refused_with_the_numbers(self):
+        with pytest.raises(SettingError, match=r"100,000 bytes are free.*65,536"):
+            resolve(100_000)
+
+    @pytest.mark.case("V13")
+    def test_more_than_is_free_is_refused_with_the_numbers_and_the_setting(self):
+        for settings in ({"kv_cache_memory_bytes": 3 * GIB}, {"num_gpu_blocks_override": 3 << 14}):
+            (name,) = settings
+            with pytest.raises(SettingError, match=rf"{name} asks for 3.00 GiB .* 1.50 GiB"):
+                resolve(3 * GIB // 2, **settings)
+
+    def test_a_given_number_of_blocks_or_bytes_is_kept(self):
+        assert resolve(GIB, num_gpu_blocks_override=5).num_blocks == 5
+        cache = resolve(GIB, kv_cache_memory_bytes=MIB, block_size=16, kv_cache_dtype="float32")
+        assert (cache.num_blocks, cache.block_size, cache.kv_cache_dtype) == (16, 16, "float32")
+        with pytest.raises(SettingError, match="less than one block of 65,536 bytes"):
+            resolve(GIB, kv_cache_memory_bytes=1000)
+
+    def test_a_context_beyond_the_models_is_refused(self):
+        with pytest.raises(SettingError, match=r"max_model_len is 4,096 but the model holds 2,048"):
+            resolve(GIB, max_model_len=4096)
+        assert resolve(GIB, max_model_len=100).max_model_len == 100
+
+    def test_auto_pages_are_bfloat16(self):
+        assert resolve(GIB).kv_cache_dtype == "bfloat16"
+
+
+class TestAvailableMemory:
+    """A machine of 64 GiB, of which 40 are free."""
+
+    @pytest.fixture
+    def root(self, tmp_path):
+        write(tmp_path / "proc/meminfo", f"MemTotal: 1 kB\nMemAvailable: {40 << 20} kB\n")
+        return tmp_path
+
+    def test_what_the_machine_has_free_without_a_limit(self, root):
+        assert available_memory(root) == 40 * GIB
+        write(root / "proc/self/cgroup", "0::/user\n")
+        write(root / "sys/fs/cgroup/user/memory.max", "max\n")
+        assert available_memory(root) == 40 * GIB
+
+    @pytest.mark.case("V13")
+    def test_a_cgroup_of_4_gib_counts_less_what_it_uses(self, root):
+        write(root / "proc/self/cgroup", "0::/pod/own\n")
+        folder = root / "sys/fs/cgroup/pod/own"
+        write(folder / "memory.max", f"{4 * GIB}\n")
+        write(folder / "memory.current", f"{3 * GIB}\n")
+        write(folder / "memory.stat", f"anon 5\ninactive_file {GIB}\n")
+        assert available_memory(root) == 2 * GIB
+
+    @pytest.mark.case("V13")
+    def test_a_limit_further_up_counts_too(self, root):
+        write(root / "proc/self/cgroup", "0::/pod/own\n")
+        write(root / "sys/fs/cgroup/pod/own/memory.max", "max")
+        folder = root / "sys/fs/cgroup/pod"
+        write(folder / "memory.max", f"{4 * GIB}\n")
+        write(folder / "memory.current", f"{GIB}\n")
+        write(folder / "memory.stat", "inactive_file 0\n")
+        assert available_memory(root) == 3 * GIB
+
+    @pytest.mark.case("V13")
+    def test_cgroups_of_version_1_count_too(self, root):
+        write(root / "proc/self/cgroup", "5:cpu:/\n4:cpuset,memory:/own\n0::/\n")
+        folder = root / "sys/fs/cgroup/memory/own"
+        write(folder / "memory.limit_in_bytes", f"{4 * GIB}\n")
+        write(folder / "memory.usage_in_bytes", f"{3 * GIB}\n")
+        write(folder / "memory.stat", f"total_inactive_file {GIB}\n")
+        assert available_memory(root) == 2 * GIB
+
+    def test_a_limit_that_is_used_up_leaves_nothing(self, root):
+        write(root / "proc/self/cgroup", "0::/\n")
+        write(root / "sys/fs/cgroup/memory.max", f"{GIB}\n")
+        write(root / "sys/fs/cgroup/memory.current", f"{2 * GIB}\n")
+        write(root / "sys/fs/cgroup/memory.stat", "")
+        assert available_memory(root) == 0
+
+    def test_files_that_are_missing_or_strange_are_passed_over(self, tmp_path):
+        assert available_memory(tmp_path) == 4 * GIB
+        write(tmp_path / "proc/meminfo", "MemAvailable: lots kB\n")
+        write(tmp_path / "proc/self/cgroup", "0::/../..\n4:memory:/x\n")
+        write(tmp_path / "sys/fs/cgroup/memory/x/memory.limit_in_bytes", "none")
+        assert available_memory(tmp_path) == 4 * GIB
+
+    def test_this_machine_has_something_free(self):
+        assert available_memory() > 0
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
