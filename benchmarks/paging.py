@@ -10,15 +10,13 @@ Prints Markdown tables, then one JSON line per row with machine and commit.
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from octavo.core.scheduler import Scheduler
+from machine import describe_machine
 from paging_runs import (
     STEP_SECONDS,
     Arrival,
@@ -32,6 +30,8 @@ from paging_runs import (
     read_mooncake,
     run,
 )
+
+from octavo.core.scheduler import Scheduler
 
 HERE = Path(__file__).resolve().parent
 LONGEST = 14_050  # the longest prompt of the Azure trace
@@ -208,20 +208,6 @@ def print_tables(rows: list[Row]) -> None:
     )
 
 
-def machine() -> str:
-    """Return the CPU's model name."""
-    cpuinfo = Path("/proc/cpuinfo")
-    names = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.partition(":")[2].strip() for line in names if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
-
-
-def commit() -> str:
-    """Return the commit that is measured, with a plus sign if files differ from it."""
-    command = ["git", "-C", str(HERE), "describe", "--always", "--exclude=*", "--dirty=+"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
-
-
 def main() -> int:
     """Run the benchmark; 2 if the traces are missing."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
@@ -237,8 +223,7 @@ def main() -> int:
     rows = collect(options.traces, options.tables, quick=options.quick)
     print_tables(rows)
     print()
-    about = {"benchmark": "paging", "machine": machine(), "commit": commit()}
-    about |= {"python": platform.python_version(), "quick": options.quick}
+    about = {"benchmark": "paging", **describe_machine(), "quick": options.quick}
     for row in rows:
         print(json.dumps(about | {"step_seconds": STEP_SECONDS} | row))
     return 0

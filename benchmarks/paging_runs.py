@@ -121,12 +121,15 @@ class ContiguousMemory:
         return self.buffer or sequence.request.max_length
 
     def blocks_for(self, num_tokens: int) -> int:
+        """A block is one slot."""
         return num_tokens
 
     def match(self, sequence: Sequence) -> PrefixMatch:
+        """Find nothing: buffers are not shared."""
         return NO_MATCH
 
     def admit(self, sequence: Sequence, match: PrefixMatch, length: int, headroom: int) -> bool:
+        """Give `sequence` its whole buffer, or return False."""
         size = self._size(sequence)
         if self.num_allocated_slots + size > self.pool.num_blocks:
             return False
@@ -135,16 +138,19 @@ class ContiguousMemory:
         return True
 
     def grow(self, sequence: Sequence, length: int) -> bool:
+        """Do nothing: the buffer is as long as it can need to be."""
         return length <= sequence.capacity
 
     def free(self, sequence: Sequence, *, publish: bool = True) -> None:
+        """Take the buffer back."""
         self.num_allocated_slots -= self._size(sequence)
         sequence.num_computed = sequence.capacity = 0
 
     def publish(self, sequence: Sequence, first: int, end: int) -> None:
-        pass
+        """Do nothing."""
 
     def drain_copies(self) -> list[BlockCopy]:
+        """Return nothing: buffers are never copied."""
         return []
 
 
@@ -226,7 +232,7 @@ def _note(usage: Usage, scheduler: Scheduler, num_allocated: int, num_held: int)
 
 
 def decode_times(num_seqs: int, *, num_repetitions: int, block_size: int = 32) -> Iterator[float]:
-    """Yield seconds per sequence and step of `schedule` and `commit` in steady decode.
+    """Yield CPU seconds per sequence and step of `schedule` and `commit` in steady decode.
 
     Lengths are staggered, so that in every step the same share of sequences fills a block.
     """
@@ -237,16 +243,21 @@ def decode_times(num_seqs: int, *, num_repetitions: int, block_size: int = 32) -
     scheduler = Scheduler(blocks, max_num_batched_tokens=2**30, max_num_seqs=num_seqs)
     for i in range(num_seqs):
         prompt = [i] * (512 + i % block_size)
-        scheduler.add(Request(
-            request_id=str(i), prompt_token_ids=prompt, params=_GREEDY, max_tokens=max_tokens, seed=0
-        ))  # fmt: skip
+        request = Request(
+            request_id=str(i),
+            prompt_token_ids=prompt,
+            params=_GREEDY,
+            max_tokens=max_tokens,
+            seed=0,
+        )
+        scheduler.add(request)
     while scheduler.waiting or any(s.num_output_tokens == 0 for s in scheduler.running):
         scheduler.commit(scheduler.schedule(), repeat(0))
     for _ in range(num_repetitions):
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(num_steps):
             scheduler.commit(scheduler.schedule(), repeat(0))
-        yield (time.perf_counter() - start) / (num_steps * num_seqs)
+        yield (time.process_time() - start) / (num_steps * num_seqs)
         assert len(scheduler.running) == num_seqs, "a sequence ended in the measured window"
 
 

@@ -78,7 +78,10 @@ NB_MODULE(_octavo, m) {
         .value("add", Kind::add)
         .value("select_rows", Kind::select_rows);
     nb::class_<Operation>(m, "Operation")
-        .def("__init__", [](Operation* op, Kind kind) { new (op) Operation{kind}; })
+        .def("__init__", [](Operation* op, Kind kind) {
+            new (op) Operation;
+            op->kind = kind;
+        })
         .def_rw("x", &Operation::x)
         .def_rw("y", &Operation::y)
         .def_rw("out", &Operation::out)
@@ -100,9 +103,9 @@ NB_MODULE(_octavo, m) {
         });
     nb::class_<Tape>(m, "Tape")
         .def("__init__",
-             [](Tape* tape, const std::string& isa, uint64_t pages, int num_blocks, int block_size, int kv_heads,
+             [](Tape* tape, const std::string& isa, uint64_t pages, int num_layers, int block_size, int kv_heads,
                 int head_dim, int element_bytes, int max_rows, int num_threads) {
-                 const Pages pool{pointer<uint8_t>(pages), num_blocks, block_size, kv_heads, head_dim, element_bytes};
+                 const Pages pool{pointer<uint8_t>(pages), num_layers, block_size, kv_heads, head_dim, element_bytes};
                  new (tape) Tape(kernels_of(isa), pool, max_rows, num_threads);
              })
         .def("add", &Tape::add)

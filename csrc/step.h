@@ -33,7 +33,7 @@ enum class Kind : int32_t {
 };
 
 struct Operation {
-    Kind kind;
+    Kind kind = Kind::embed;
     Value x, y, out, total;
     const float* weight = nullptr;     // of norms; of rope the cosines, (positions, head_dim / 2)
     const float* sines = nullptr;      // of rope
@@ -49,15 +49,15 @@ struct Step {
     const int32_t *token_ids, *positions, *chunk_starts, *block_tables, *context_lengths, *logit_rows;
 };
 
-// The KV pool: for each layer, block and KV head a page of keys, then one of values.
+// The KV pool: for each block, layer and KV head a page of keys, then one of values.
 struct Pages {
     uint8_t* base;
-    int32_t num_blocks, block_size, kv_heads, head_dim;
+    int32_t num_layers, block_size, kv_heads, head_dim;
     int32_t element_bytes;  // 2: bfloat16, 4: float32
 
     int64_t page_elements() const { return int64_t(block_size) * head_dim; }
     uint8_t* page(int layer, int block, int head) const {
-        const int64_t index = (int64_t(layer) * num_blocks + block) * kv_heads + head;
+        const int64_t index = (int64_t(block) * num_layers + layer) * kv_heads + head;
         return base + index * 2 * page_elements() * element_bytes;
     }
 };

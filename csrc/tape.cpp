@@ -31,6 +31,7 @@ void Tape::add(Operation operation) {
         scales_.resize(std::max(scales_.size(), groups));
         sums_.resize(std::max(sums_.size(), groups));
     }
+    if (operation.kind == Kind::select_rows) select_ = int(operations_.size());
     operations_.push_back(std::move(operation));
 }
 
@@ -42,10 +43,7 @@ void Tape::run(const Step& step, int first, int end) {
     }
     pool_.run([&](int) {
         for (int i = first; i < end; ++i) {
-            const bool is_head = i > 0 && i >= first && std::any_of(
-                operations_.begin(), operations_.begin() + i,
-                [](const Operation& op) { return op.kind == Kind::select_rows; });
-            execute(operations_[i], step, is_head ? step.num_logit_rows : step.num_rows);
+            execute(operations_[i], step, i > select_ ? step.num_logit_rows : step.num_rows);
         }
     });
 }

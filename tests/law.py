@@ -2,18 +2,21 @@
 
 A cell is one way of running a few subject requests (among others, in chunks, preempted, warm...).
 Its tokens and log-probabilities are compared, bit for bit, with those of each subject run alone on
-a cold engine. Subjects cover greedy and sampled requests, penalties, and prompts beyond a segment.
+a cold engine. Subjects cover greedy and sampled requests, penalties, several samples, and prompts
+beyond a segment. A cell fails if it did not do what its name says to every subject.
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from octavo import LLM, RequestOutput, SamplingParams
+from octavo.executors.executor import Batch, Executor, StepResult
 from octavo.request import Logprob
 
 TINY = Path(__file__).parent / "golden" / "tiny"
@@ -58,6 +61,7 @@ def subjects() -> list[Subject]:
             ),
         ),
         Subject(prompt_of(40, 6), SamplingParams(temperature=0, prompt_logprobs=2, **common)),
+        Subject(prompt_of(45, 7), SamplingParams(temperature=1.0, n=3, seed=4, **common)),
     ]
 
 
@@ -81,12 +85,16 @@ def run(llm: LLM, jobs: list[Subject]) -> list[RequestOutput]:
 # --- comparing ----------------------------------------------------------------------------------
 
 
-def numbers(output: RequestOutput, sample: int = 0) -> Iterator[tuple[int, float]]:
-    """Yield every token and log-probability that a request reported, in order."""
-    positions: list[dict[int, Logprob] | None] = list(output.prompt_logprobs or [])
-    completion = output.outputs[sample]
-    yield from ((token, 0.0) for token in completion.token_ids)
-    positions += completion.logprobs or []
+def numbers(output: RequestOutput, num_samples: int | None = None) -> list[tuple[int, float]]:
+    """Return every token and log-probability that a request reported, in order."""
+    found = list(_entries(output.prompt_logprobs or []))
+    for completion in output.outputs[:num_samples]:
+        found += [(token, 0.0) for token in completion.token_ids]
+        found += _entries(completion.logprobs or [])
+    return found
+
+
+def _entries(positions: Iterable[dict[int, Logprob] | None]) -> Iterator[tuple[int, float]]:
     for position in positions:
         for token, entry in (position or {}).items():
             yield token, entry.logprob
@@ -106,6 +114,19 @@ Results = list[list[tuple[int, float]]]
 Cell = Callable[[str, dict[str, Any]], Results]
 
 
+def require(condition: bool, what: str) -> None:
+    """Raise unless the cell did what its name says."""
+    if not condition:
+        raise AssertionError(what)
+
+
+def _require_warm(outputs: list[RequestOutput]) -> None:
+    """Every subject that may read the cache has read some of it."""
+    for subject, output in zip(subjects(), outputs, strict=True):
+        reads = subject.params.prompt_logprobs is None and len(output.prompt_token_ids) > 1
+        require((output.num_cached_tokens > 0) == reads, f"{output.num_cached_tokens} cached")
+
+
 def _together(settings: dict[str, Any], num_others: int = 0, repeats: int = 1) -> Cell:
     """Run the subjects among others, the last of `repeats` times."""
 
@@ -117,7 +138,9 @@ def _together(settings: dict[str, Any], num_others: int = 0, repeats: int = 1) -
                 half = num_others // 2
                 outputs = run(llm, rest[:half] + subjects() + rest[half:])
                 outputs = outputs[half : half + len(subjects())]
-            return [list(numbers(output)) for output in outputs]
+        if repeats > 1:
+            _require_warm(outputs)
+        return [numbers(output) for output in outputs]
 
     return cell
 
@@ -125,40 +148,97 @@ def _together(settings: dict[str, Any], num_others: int = 0, repeats: int = 1) -
 def alone(model: str, base: dict[str, Any]) -> Results:
     """Run each subject by itself on a cold cache."""
     with LLM(model, **base, enable_prefix_caching=False) as llm:
-        return [list(numbers(run(llm, [subject])[0])) for subject in subjects()]
+        return [numbers(run(llm, [subject])[0]) for subject in subjects()]
 
 
 def _preempted(model: str, base: dict[str, Any]) -> Results:
-    """Run the subjects in a pool so small that they push each other out."""
-    settings = {**base, "num_gpu_blocks_override": 24, "block_size": 16}
-    crowd = others(24)
-    with LLM(model, **settings) as llm:
-        outputs = run(llm, crowd + subjects())
-        if not llm.stats().num_preemptions:
-            raise AssertionError("the pool was large enough: nothing was preempted")
-    return [list(numbers(output)) for output in outputs[len(crowd) :]]
+    """Run each subject beside six more important requests that grow until it has to yield.
 
-
-def _warm_after_other_lengths(model: str, base: dict[str, Any]) -> Results:
-    """Run the subjects after shorter and longer prompts with the same beginnings."""
-    greedy = SamplingParams(temperature=0, max_tokens=3)
-    neighbours = []
+    The pool just lets it start, with the one free block per neighbour that admission asks for; each
+    neighbour takes another block within six steps, and the subject one within eight.
+    """
+    growing = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
+    size, crowd = 8, [Subject(prompt_of(3 + i, 200 + i), growing) for i in range(6)]
+    results = []
     for subject in subjects():
-        ids = subject.prompt["prompt_token_ids"]
-        neighbours.append(Subject({"prompt_token_ids": ids[: len(ids) // 2 + 1]}, greedy))
-        neighbours.append(Subject({"prompt_token_ids": [*ids, 7, 8, 9]}, greedy))
-    with LLM(model, **base) as llm:
-        run(llm, neighbours)
-        return [list(numbers(output)) for output in run(llm, subjects())]
+        length = len(subject.prompt["prompt_token_ids"])
+        settings = {
+            **base,
+            "block_size": size,
+            "num_gpu_blocks_override": -(-length // size) + 2 * len(crowd),
+            "scheduling_policy": "priority",
+        }
+        with LLM(model, **settings) as llm:
+            jobs = [*crowd, subject]
+            outputs = llm.generate(
+                [job.prompt for job in jobs],
+                [job.params for job in jobs],
+                priority=[0] * len(crowd) + [1],
+                use_tqdm=False,
+            )
+        metrics = outputs[-1].metrics
+        require(metrics is not None and metrics.num_preemptions > 0, f"{length}: not preempted")
+        results.append(numbers(outputs[-1]))
+    return results
+
+
+def _warm_after(neighbours_of: Callable[[list[int]], list[Subject]]) -> Cell:
+    """Run the subjects after prompts that share beginnings with theirs."""
+
+    def cell(model: str, base: dict[str, Any]) -> Results:
+        with LLM(model, **base) as llm:
+            for subject in subjects():
+                run(llm, neighbours_of(subject.prompt["prompt_token_ids"]))
+            outputs = run(llm, subjects())
+        _require_warm(outputs)
+        return [numbers(output) for output in outputs]
+
+    return cell
+
+
+def _shorter_and_longer(ids: list[int]) -> list[Subject]:
+    params = SamplingParams(temperature=0, max_tokens=3)
+    prompts = (ids[: len(ids) // 2 + 1], [*ids, 7, 8, 9])
+    return [Subject({"prompt_token_ids": prompt}, params) for prompt in prompts]
+
+
+def _turn_before(ids: list[int]) -> list[Subject]:
+    """Return a request whose prompt and answer are the beginning of `ids`.
+
+    Its last token is drawn but never computed, so nobody may find it.
+    """
+    half = len(ids) // 2
+    params = SamplingParams(max_tokens=1, ignore_eos=True, allowed_token_ids=[ids[half]])
+    return [Subject({"prompt_token_ids": ids[:half]}, params)] if half else []
+
+
+class _CopyCounter:
+    """Counts the block copies that an executor is asked for."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.num_copies = 0
+
+    def submit(self, batch: Batch) -> Future[StepResult]:
+        self.num_copies += len(batch.copies)
+        return self._executor.submit(batch)
+
+    def close(self) -> None:
+        self._executor.close()
 
 
 def _forked(model: str, base: dict[str, Any]) -> Results:
-    """Take sample 0 of three: it must be what a single sample would have been."""
-    from dataclasses import replace
-
-    jobs = [Subject(s.prompt, replace(s.params, n=3)) for s in subjects()]
-    with LLM(model, **base) as llm:
-        return [list(numbers(output)) for output in run(llm, jobs)]
+    """Ask for two samples more: those that were there before must stay what they were."""
+    jobs = [Subject(s.prompt, replace(s.params, n=s.params.n + 2)) for s in subjects()]
+    with LLM(model, **base, enable_prefix_caching=False) as llm:
+        counter: Any = _CopyCounter(llm.engine.executor)
+        llm.engine.executor = counter
+        outputs = run(llm, jobs)
+    # No prompt ends at the end of a block, so all samples but one copy the last block they share.
+    num_forks = sum(job.params.n - 1 for job in jobs)
+    require(counter.num_copies == num_forks, f"{counter.num_copies} copies of {num_forks}")
+    pairs = zip(outputs, subjects(), strict=True)
+    return [numbers(output, subject.params.n) for output, subject in pairs]
 
 
 CELLS: dict[str, Cell] = {
@@ -173,7 +253,8 @@ CELLS: dict[str, Cell] = {
     "chunks of all": _together({"max_num_batched_tokens": 4096}, 7),
     "preempted": _preempted,
     "warm": _together({}, 3, repeats=2),
-    "warm, other lengths": _warm_after_other_lengths,
+    "warm, other lengths": _warm_after(_shorter_and_longer),
+    "warm, next turn": _warm_after(_turn_before),
     "forked": _forked,
     "blocks of 16": _together({"block_size": 16}, 7, repeats=2),
     "blocks of 64": _together({"block_size": 64}, 7, repeats=2),

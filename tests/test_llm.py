@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -255,9 +256,20 @@ class TestStream:
         assert len(spells) == 4
         llm.engine.executor = InstantExecutor(128, B, spells)
         pieces = [delta.text for delta in llm.stream(tokens(4), greedy(cut))]
-        end = "\N{REPLACEMENT CHARACTER}" if cut < 3 else "汉"
-        assert pieces == ["", "", "汉", "a"] if cut == 4 else [""] * (cut - 1) + [end]
+        cut_off = "\N{REPLACEMENT CHARACTER}"
+        expected = {1: [cut_off], 2: ["", cut_off], 3: ["", "", "汉"], 4: ["", "", "汉", "a"]}
+        assert pieces == expected[cut]
         assert only(llm, tokens(4), greedy(cut)).text == "".join(pieces)
+
+    @pytest.mark.case("S50")
+    def test_text_held_back_for_a_stop_string_is_given_at_the_end_and_a_stop_string_never(
+        self, llm
+    ):
+        llm.engine.executor = InstantExecutor(128, B, llm.tokenizer.encode("a##b"))
+        pieces = [delta.text for delta in llm.stream(tokens(4), greedy(3, stop=["###", "##bx"]))]
+        assert pieces == ["a", "", "##"]
+        pieces = [delta.text for delta in llm.stream(tokens(4), greedy(6, stop=["###", "#b"]))]
+        assert pieces == ["a", "", "", "#"]
 
     def test_streams_and_whole_replies_may_interleave(self, llm):
         expected = [only(llm, tokens(20, i), drawn(9, seed=i)).token_ids for i in range(3)]
@@ -483,6 +495,21 @@ class TestEnds:
             assert completion.finish_reason == "stop"
             assert completion.token_ids[:20] == [NEWLINE] * 20
             assert len(completion.token_ids) == 21
+
+    def test_special_tokens_are_part_of_the_text_only_where_asked_for(self, llm):
+        choice = drawn(24, seed=1, allowed_token_ids=[64, EOS])
+        hidden = only(llm, tokens(20), choice)
+        shown = only(llm, tokens(20), replace(choice, skip_special_tokens=False))
+        assert hidden.token_ids == shown.token_ids
+        assert hidden.text == "a" * hidden.token_ids.count(64)
+        assert shown.text == llm.tokenizer.decode(shown.token_ids, skip_special_tokens=False)
+        assert "</s>" in shown.text
+
+    def test_the_end_token_is_shown_where_stop_strings_are_kept(self, llm):
+        ends = drawn(ignore_eos=False, logit_bias=favour(IM_END), skip_special_tokens=False)
+        assert only(llm, tokens(20), ends).text == ""
+        kept = replace(ends, include_stop_str_in_output=True)
+        assert only(llm, tokens(20), kept).text == "<|im_end|>"
 
     @pytest.mark.case("S32")
     def test_a_turn_after_a_stop_string_reads_only_what_was_computed(self, llm, cold):

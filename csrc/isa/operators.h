@@ -123,7 +123,7 @@ INLINE Group load_group(const uint8_t* block) {
         group.scale = load_halves((const uint16_t*)(block + 512));
         group.minimum = group.scale * -128.0f;
     } else {
-        for (int i = 0; i < 4; ++i) {
+        UNROLL for (int i = 0; i < 4; ++i) {
             Words packed;
             std::memcpy(&packed, block + 64 * i, 64);
             group.bytes[2 * i] = (Ints)(packed & 0x0f0f0f0fu);
@@ -141,15 +141,15 @@ INLINE void group_panel(const uint8_t* panel, const QuantizedRows& rows, int row
     constexpr int size = format == Format::int8_group ? octavo::INT8_BLOCK : octavo::INT4_BLOCK;
     const int groups = rows.groups;
     const int8_t* values[R];
-    for (int r = 0; r < R; ++r) values[r] = rows.values + int64_t(row + r) * groups * octavo::GROUP;
+    UNROLL for (int r = 0; r < R; ++r) values[r] = rows.values + int64_t(row + r) * groups * octavo::GROUP;
     for (int g = 0; g < groups; ++g, panel += size) {
         __builtin_prefetch(panel + 8192), __builtin_prefetch(panel + 8192 + 64);
         __builtin_prefetch(panel + 8192 + 128), __builtin_prefetch(panel + 8192 + 192);
         __builtin_prefetch(panel + 8192 + 256);
         const Group group = load_group<format>(panel);
-        for (int r = 0; r < R; ++r) {
+        UNROLL for (int r = 0; r < R; ++r) {
             Ints dots{};
-            for (int i = 0; i < 8; ++i) {
+            UNROLL for (int i = 0; i < 8; ++i) {
                 int32_t four;
                 std::memcpy(&four, values[r] + g * octavo::GROUP + 4 * i, 4);
                 dots = dot4(dots, group.bytes[i], four);
@@ -179,7 +179,7 @@ INLINE void group_rows(const Matrix& m, const QuantizedRows& rows, int row, int 
     Floats acc[R] = {};
     const uint8_t* weights = m.panels + panel * octavo::panel_bytes(format, m.inputs);
     group_panel<format, R>(weights, rows, row, acc);
-    for (int r = 0; r < R; ++r)
+    UNROLL for (int r = 0; r < R; ++r)
         store_outputs(acc[r], bias, out + int64_t(row + r) * stride, panel * LANES, m.outputs);
 }
 
@@ -215,12 +215,12 @@ INLINE void bf16_rows(const Matrix& m, const float* x, int x_stride, int row, in
         Floats first, second;
         load_pairs(weights, first, second);
         const bool is_pair = i + 1 < m.inputs;
-        for (int r = 0; r < R; ++r) {
+        UNROLL for (int r = 0; r < R; ++r) {
             even[r] = fma(splat(in[int64_t(r) * x_stride + i]), first, even[r]);
             if (is_pair) odd[r] = fma(splat(in[int64_t(r) * x_stride + i + 1]), second, odd[r]);
         }
     }
-    for (int r = 0; r < R; ++r)
+    UNROLL for (int r = 0; r < R; ++r)
         store_outputs(even[r] + odd[r], bias, out + int64_t(row + r) * stride, panel * LANES, m.outputs);
 }
 
@@ -283,12 +283,12 @@ INLINE void score_tile(const float* q, int dims, const Element* keys, float* sco
     for (int d = 0; d < dims; d += 2, keys += 32) {
         Floats first, second;
         load_pair(keys, first, second);
-        for (int r = 0; r < R; ++r) {
+        UNROLL for (int r = 0; r < R; ++r) {
             even[r] = fma(splat(q[r * dims + d]), first, even[r]);
             odd[r] = fma(splat(q[r * dims + d + 1]), second, odd[r]);
         }
     }
-    for (int r = 0; r < R; ++r) store(scores + r * SEGMENT, even[r] + odd[r]);
+    UNROLL for (int r = 0; r < R; ++r) store(scores + r * SEGMENT, even[r] + odd[r]);
 }
 
 // Rows of weights with 16 dims' values over one block's positions, added to the running sums.
@@ -299,7 +299,7 @@ INLINE void value_tile(const float* weights, int num_slots, const Element* value
         load_pair(values, first, second);
         // Beyond the context a page holds anything, NaN too, so it is not even multiplied by zero.
         const bool is_pair = s + 1 < num_slots;
-        for (int r = 0; r < R; ++r) {
+        UNROLL for (int r = 0; r < R; ++r) {
             even[r] = fma(splat(weights[r * SEGMENT + s]), first, even[r]);
             if (is_pair) odd[r] = fma(splat(weights[r * SEGMENT + s + 1]), second, odd[r]);
         }
@@ -314,7 +314,7 @@ void attend(const AttentionJob& job, const Pages& pages, const float* q, const i
     const int dims = job.head_dim, size = pages.block_size;
     float scores[R * SEGMENT];
     float top[R], total[R];
-    for (int r = 0; r < R; ++r) top[r] = -INFINITY, total[r] = 0;
+    UNROLL for (int r = 0; r < R; ++r) top[r] = -INFINITY, total[r] = 0;
     std::memset(out, 0, sizeof(float) * size_t(R) * dims);
     const int low = positions[0], high = positions[R - 1];
     const int oldest = job.window && low >= job.window ? low - job.window + 1 : 0;
@@ -327,7 +327,7 @@ void attend(const AttentionJob& job, const Pages& pages, const float* q, const i
             score_tile<Element, R>(q, dims, page + int64_t(position % size) * dims, scores + tile);
         }
         float factor[R], weight[R];
-        for (int r = 0; r < R; ++r) {
+        UNROLL for (int r = 0; r < R; ++r) {
             float* row = scores + r * SEGMENT;
             const int seen = positions[r] + 1 - start < length ? positions[r] + 1 - start : length;
             const int hidden = job.window ? positions[r] - job.window + 1 - start : 0;
@@ -362,13 +362,13 @@ void attend(const AttentionJob& job, const Pages& pages, const float* q, const i
                 value_tile<Element, R>(scores + first, slots, page + pages.page_elements() + int64_t(d / 16) * size * 16,
                                        even, odd);
             }
-            for (int r = 0; r < R; ++r) {
+            UNROLL for (int r = 0; r < R; ++r) {
                 float* to = out + r * dims + d;
                 store(to, fma(even[r] + odd[r], splat(weight[r]), load(to) * factor[r]));
             }
         }
     }
-    for (int r = 0; r < R; ++r)
+    UNROLL for (int r = 0; r < R; ++r)
         for (int d = 0; d < dims; d += LANES) store(out + r * dims + d, load(out + r * dims + d) / total[r]);
 }
 
@@ -377,14 +377,14 @@ template <class Element, int R>
 void attend_rows(const AttentionJob& job, const Pages& pages, int first) {
     float q[R * MAX_DIMS], out[R * MAX_DIMS];
     int positions[R];
-    for (int r = 0; r < R; ++r) {
+    UNROLL for (int r = 0; r < R; ++r) {
         const int row = job.first_row + (first + r) / job.group, head = (first + r) % job.group;
         const float* from = job.q + int64_t(row) * job.q_stride + head * job.head_dim;
         for (int d = 0; d < job.head_dim; ++d) q[r * job.head_dim + d] = from[d] * job.scale;
         positions[r] = job.first_position + row;
     }
     attend<Element, R>(job, pages, q, positions, out);
-    for (int r = 0; r < R; ++r) {
+    UNROLL for (int r = 0; r < R; ++r) {
         const int row = job.first_row + (first + r) / job.group, head = (first + r) % job.group;
         std::memcpy(job.out + int64_t(row) * job.out_stride + head * job.head_dim, out + r * job.head_dim,
                     sizeof(float) * job.head_dim);

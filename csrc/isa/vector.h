@@ -22,6 +22,8 @@ typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 
 #define INLINE inline __attribute__((always_inline))
+// Loops over the rows of a tile: unrolled, so that their sums stay in registers.
+#define UNROLL _Pragma("GCC unroll 16")
 
 INLINE Floats load(const float* from) {
     Floats value;
@@ -31,7 +33,8 @@ INLINE Floats load(const float* from) {
 
 INLINE void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
 
-INLINE Floats splat(float x) { return Floats{} + x; }
+// Subtracting zero changes nothing, not even the sign of a zero, so the compiler leaves it out.
+INLINE Floats splat(float x) { return x - Floats{}; }
 
 // a * b + c: rounded once where the instruction set has it, else twice.
 INLINE Floats fma(Floats a, Floats b, Floats c) {

@@ -242,6 +242,7 @@ class Sequence:
     is_protected: it has yielded often enough, and will not again.
     num_cached_tokens: prompt tokens found in the cache when it first started; None before.
     num_lost: tokens that were computed when it was last preempted.
+    num_openings_seen: state of the scheduler at which it last tried to start; None before.
     """
 
     __slots__ = (
@@ -254,6 +255,7 @@ class Sequence:
         "num_cached_tokens",
         "num_computed",
         "num_lost",
+        "num_openings_seen",
         "num_passed",
         "num_preemptions",
         "num_reserved",
@@ -284,6 +286,7 @@ class Sequence:
         self.num_samples = request.params.n
         self.num_preemptions = 0
         self.num_lost = 0
+        self.num_openings_seen: int | None = None
         self.num_passed = 0
         self.is_protected = False
 

@@ -79,4 +79,4 @@ def test_commands_in_pages_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:^|`)make ([a-z][a-z-]+)", text, re.MULTILINE)) <= targets
     commands = {info.name or info.callback.__name__ for info in app.registered_commands}
-    assert set(re.findall(r"(?:^|/|`)octavo ([a-z]+)", text, re.MULTILINE)) <= commands
+    assert set(re.findall(r"(?:^|bin/|`)octavo ([a-z]+)", text, re.MULTILINE)) <= commands

@@ -1,24 +1,20 @@
-"""Events that the oracle saw, printed at the end of the run."""
+"""Prints, at the end of the run, the events that the oracle met."""
 
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-_EVENTS = pytest.StashKey[Counter[str]]()
-
-
-@pytest.fixture(scope="session")
-def events(pytestconfig: pytest.Config) -> Counter[str]:
-    """What happened to sequences and blocks in the tests that count it, in this process."""
-    return pytestconfig.stash.setdefault(_EVENTS, Counter())
-
 
 @pytest.hookimpl(wrapper=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    counted = terminalreporter.config.stash.get(_EVENTS, Counter())
-    if counted:
+    events: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in getattr(report, "user_properties", []):
+            if name == "core_events" and report.when == "call":
+                events.update(value)
+    if events:
         terminalreporter.section("what the core machine met")
-        for name, count in sorted(counted.items()):
+        for name, count in sorted(events.items()):
             terminalreporter.write_line(f"{name:24} {count:8,}")
     return (yield)

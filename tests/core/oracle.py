@@ -294,6 +294,9 @@ class Driver:
         assert plan.num_tokens == sum(chunk.length for chunk in plan.chunks)
         assert plan.num_tokens <= plan.budget == scheduler.max_num_batched_tokens
         assert all(1 <= c.length <= scheduler.max_chunk_tokens for c in plan.chunks)
+        for sequence in plan.admitted:
+            reads = sequence.request.params.prompt_logprobs is None
+            assert reads or not sequence.num_computed, "blocks hold no logits"
         assert len({id(c.sequence) for c in plan.chunks}) == len(plan.chunks)
         assert bool(plan.chunks) == bool(len(scheduler)), "nothing advances"
         if not scheduler.running:

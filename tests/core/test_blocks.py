@@ -277,23 +277,39 @@ def test_shared_tail_is_published_by_its_last_owner_only() -> None:
     assert num_findable(driver, [1, 2, 3, 4, 5, 6]) == 5
 
 
-def test_failed_step_leaves_no_wrong_content_findable() -> None:
+def lose_a_step(driver: Driver) -> None:
+    """Plan a step whose copies and writes never happen, and end whoever is in it."""
+    for chunk in driver.plan().chunks:
+        driver.scheduler.finish(chunk.sequence, FinishReason.ERROR)
+    driver.worker.poison_unfindable(range(driver.blocks.pool.num_blocks))
+    driver.check()
+
+
+def test_failed_step_leaves_no_part_findable_that_was_never_copied() -> None:
     driver = Driver.build(12, 4)
     finish_one(driver, [1, 2, 3, 4, 5, 6])
-    failing = driver.add(make_request([1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5], request_id="f"))
-    forked = driver.add(make_request([7] * 5, request_id="n", n=3, max_tokens=9))
-    for _ in range(2):
-        driver.step() if failing.num_computed == 0 else driver.plan()
-        if failing.finish_reason is None and failing.num_computed:
-            break
-    plan = driver.plan()  # planned, but never computed: copies and writes are lost
-    for chunk in plan.chunks:
-        driver.scheduler.finish(chunk.sequence, FinishReason.ERROR)
-    driver.worker.poison_unfindable(range(12))
-    driver.check()
-    assert forked.finish_reason is FinishReason.ERROR
-    assert num_findable(driver, [1, 2, 3, 4, 5, 6, 0]) >= 4
+    driver.add(make_request([1, 2, 3, 4, 5, 6, 7, 0], request_id="adopts by copy"))
+    lose_a_step(driver)
+    assert num_findable(driver, [1, 2, 3, 4, 5, 6, 0]) == 6  # from before
     finish_one(driver, [1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3], max_tokens=4)
+
+
+def test_failed_step_leaves_no_tail_findable_that_was_never_copied_on_write() -> None:
+    driver = Driver.build(12, 4)
+    driver.add(make_request([7] * 6, request_id="forks", n=3, max_tokens=9))
+    driver.step()
+    lose_a_step(driver)
+    assert num_findable(driver, [7] * 7) == 4
+    finish_one(driver, [7] * 9, n=2, max_tokens=4)
+
+
+def test_failed_step_leaves_none_of_its_own_writes_findable() -> None:
+    driver = Driver.build(12, 4, budget=8, max_num_seqs=8)
+    driver.add(make_request(range(20), request_id="long"))
+    driver.step()
+    lose_a_step(driver)
+    assert num_findable(driver, list(range(20))) == 8
+    finish_one(driver, list(range(20)))
 
 
 # --- accounting ---------------------------------------------------------------------------------

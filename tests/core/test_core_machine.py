@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from typing import Any
 
@@ -115,7 +116,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 CoreMachine.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=25,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -162,21 +163,29 @@ def drive(seed: int, num_rounds: int) -> Driver:
 
 @pytest.mark.case("V08")
 @pytest.mark.case("S78")
-def test_every_kind_of_event_happens_and_changes_no_answer(events: Counter[str]) -> None:
+def test_every_kind_of_event_happens_and_changes_no_answer(
+    record_property: Callable[[str, object], None],
+) -> None:
+    events: Counter[str] = Counter()
     for seed in range(80):
         driver = drive(seed, num_rounds=6)
         events.update(driver.events)
         events["requests"] += len(driver.requests)
         events["steps"] += driver.num_steps
+    record_property("core_events", dict(events))
     missing = [name for name in EVENTS if not events[name]]
     assert not missing, f"never happened: {missing}"
 
 
 @pytest.mark.slow
 @pytest.mark.case("S78")
-def test_long_service_changes_no_answer(events: Counter[str]) -> None:
+def test_long_service_changes_no_answer(
+    record_property: Callable[[str, object], None],
+) -> None:
+    events: Counter[str] = Counter()
     for seed in range(1000, 1040):
         events.update(drive(seed, num_rounds=300).events)
+    record_property("core_events", dict(events))
 
 
 @pytest.mark.case("S57")

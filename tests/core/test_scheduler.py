@@ -255,6 +255,20 @@ def test_protected_sequence_has_all_its_blocks_before_it_starts() -> None:
     assert sequence.num_preemptions == 0
 
 
+def test_sequence_that_yielded_often_enough_yields_no_more() -> None:
+    driver = Driver.build(8, 4)
+    older = add(driver, 4, "older", max_tokens=20)
+    sequence = add(driver, 9, "0", max_tokens=9)
+    for _ in range(MAX_PREEMPTIONS):
+        driver.step()
+        assert not sequence.is_protected
+        driver.scheduler._preempt(sequence)
+    assert sequence.is_protected
+    driver.run_to_end()
+    assert sequence.num_preemptions == MAX_PREEMPTIONS
+    assert older.num_output_tokens == 20
+
+
 @pytest.mark.case("V12")
 def test_preemption_storm_is_no_slower_than_running_as_many_as_fit() -> None:
     num_steps = {}
@@ -311,6 +325,31 @@ def test_nobody_passes_once_too_many_have() -> None:
     while large.status is SequenceStatus.WAITING:
         driver.step()
         assert small.status is SequenceStatus.WAITING or large.status is SequenceStatus.RUNNING
+    driver.run_to_end()
+
+
+def test_newcomer_leaves_a_block_to_each_that_runs() -> None:
+    driver = Driver.build(8, 4)
+    add(driver, 15, "running", max_tokens=6)
+    driver.step()
+    four = add(driver, 16, "four blocks", max_tokens=4)
+    three = add(driver, 12, "three blocks", max_tokens=1)
+    driver.step()
+    assert four.why_waiting == "blocks"
+    assert three.num_output_tokens == 1
+    driver.run_to_end()
+    assert driver.events["preempted"] == 0
+
+
+def test_samples_that_have_not_forked_yet_hold_their_seats() -> None:
+    driver = Driver.build(50, 4, max_num_seqs=4)
+    add(driver, 3, "three", n=3, max_tokens=2)
+    two = add(driver, 3, "two", n=2, max_tokens=2)
+    one = add(driver, 3, "one", max_tokens=2)
+    driver.step()
+    assert two.why_waiting == "max_num_seqs"
+    assert one.status is SequenceStatus.RUNNING
+    assert len(driver.scheduler.running) == 4
     driver.run_to_end()
 
 

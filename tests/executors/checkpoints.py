@@ -10,7 +10,7 @@ import numpy as np
 
 from octavo.executors.executor import Batch, PromptRow, SampleRow
 from octavo.executors.reference import ReferenceExecutor
-from octavo.models.registry import build_program, read_huggingface_config, weight_reader
+from octavo.models.registry import WeightReader, build_program, read_huggingface_config
 from octavo.program.program import Program
 from octavo.weights.safetensors import open_safetensors
 
@@ -32,7 +32,7 @@ def load(name: str) -> tuple[Program, dict[str, np.ndarray]]:
     config = read_huggingface_config(json.loads((TINY / name / "config.json").read_text()))
     program = build_program(config)
     with open_safetensors(TINY / name) as source:
-        read = weight_reader(config, program, source)
+        read = WeightReader(config, program, source)
         return program, {parameter: read(parameter) for parameter in program.parameters}
 
 
@@ -41,8 +41,10 @@ def golden(name: str) -> dict[str, np.ndarray]:
     return dict(np.load(TINY / name / "logits.npz"))
 
 
-def executor(name: str, **settings) -> ReferenceExecutor:
-    program, weights = load(name)
+def executor(name: str, weights: dict[str, np.ndarray] | None = None, **settings):
+    """A reference executor of a checkpoint, by default with its own weights and float32 pages."""
+    program, own = load(name)
+    weights = own if weights is None else weights
     settings = {"num_blocks": 160, "block_size": 16, "kv_dtype": "float32"} | settings
     return ReferenceExecutor(program, weights.__getitem__, **settings)
 

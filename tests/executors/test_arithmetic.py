@@ -5,7 +5,7 @@ from threadpoolctl import threadpool_limits
 from octavo.executors import arithmetic
 from octavo.executors.arithmetic import SEGMENT, TILE
 
-SHAPES = [(1, 1), (1, 40), (7, 3), (31, 33), (64, 300), (100, 17), (255, 1), (576, 96), (640, 257)]
+SHAPES = [(1, 2), (1, 40), (7, 3), (31, 33), (64, 300), (100, 17), (255, 2), (576, 96), (640, 257)]
 
 
 @pytest.fixture(autouse=True)

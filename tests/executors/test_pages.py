@@ -29,6 +29,13 @@ def test_bfloat16_is_the_nearest_number_of_eight_digits(number):
     assert widened(number) == nearest
 
 
+@pytest.mark.parametrize(
+    ("bits", "expected"), [(0x3F808000, 0x3F80), (0x3F818000, 0x3F82), (0xBF818000, 0xBF82)]
+)
+def test_bfloat16_rounds_ties_to_even(bits, expected):
+    assert to_bfloat16(np.array([bits], np.uint32).view(np.float32))[0] == expected
+
+
 @pytest.mark.parametrize("number", [0.0, -0.0, math.inf, -math.inf, 1.0, -2.5])
 def test_bfloat16_keeps_what_it_can_hold(number):
     assert math.copysign(1, widened(number)) == math.copysign(1, number)

@@ -5,7 +5,7 @@ import pytest
 from checkpoints import Piece, batch, executor, load
 
 from octavo.executors.executor import PromptRow, SampleRow
-from octavo.executors.reference import ReferenceExecutor, prepare
+from octavo.executors.reference import prepare
 from octavo.program.ops import ElementSizes
 from octavo.program.program import Chunk
 from octavo.request import Request, SamplingParams
@@ -142,9 +142,7 @@ def test_error_of_sampling_arrives_through_the_future():
     row = SampleRow(0, request(allowed_token_ids=[5]), 0, 1, 0)
     weights = dict(load("llama")[1])
     weights["embedding"] = np.full_like(weights["embedding"], np.nan)
-    run = ReferenceExecutor(
-        load("llama")[0], weights.__getitem__, num_blocks=4, block_size=16
-    )
+    run = executor("llama", weights)
     future = run.submit(batch(Piece(IDS, 0, 1, [0]), samples=(row,)))
     assert future.exception() is not None
 

@@ -23,6 +23,4 @@ def network(architecture: str = "LlamaForCausalLM", **overrides: object) -> Prog
         "num_key_value_heads": 2,
         "max_position_embeddings": 1024,
     }
-    return build_program(
-        read_huggingface_config(values | FAMILIES[architecture] | overrides)
-    )
+    return build_program(read_huggingface_config(values | FAMILIES[architecture] | overrides))

@@ -3,7 +3,7 @@ from networks import FAMILIES, network
 
 from octavo.program.fuse import fuse
 from octavo.program.ops import AddRMSNorm, ElementSizes, Linear, RMSNorm, Split
-from octavo.program.program import Chunk
+from octavo.program.program import Builder, Chunk, KVGroup
 
 STEP = [Chunk(1, 90), Chunk(33, 33)]
 
@@ -33,7 +33,9 @@ def test_one_product_makes_queries_keys_and_values():
 
 
 def test_biases_stay_with_their_weights():
-    first = next(op for op in fuse(network("Qwen2ForCausalLM")).operations if isinstance(op, Linear))
+    first = next(
+        op for op in fuse(network("Qwen2ForCausalLM")).operations if isinstance(op, Linear)
+    )
     assert first.biases == tuple(f"{weight}_bias" for weight in first.weights)
 
 
@@ -55,6 +57,18 @@ def test_values_keep_their_names_and_widths(architecture):
     assert values(plain) <= values(fused)
     joint = {op.x for op in fused.operations if isinstance(op, Split)}
     assert {value.name for value in values(fused) - values(plain)} == joint
+
+
+def test_norm_of_another_value_is_left_alone():
+    b = Builder()
+    x = b.embed("table", 10, 4)
+    y = b.norm(x, "first", 1e-6)
+    total = b.add(x, y)
+    z = b.norm(y, "second", 1e-6)
+    program = b.sample(
+        b.linear(b.select_rows(b.add(total, z)), "head", 10), KVGroup(1, 1, 4), max_context=8
+    )
+    assert fuse(program) == program
 
 
 def test_fusing_twice_changes_nothing_more():

@@ -53,9 +53,7 @@ def test_attention_counts_the_pairs_that_a_mask_would_leave(rows, before, window
     assert attention(window).seen(rows, context) == pairs
 
 
-@given(
-    first=st.integers(1, 20), second=st.integers(1, 20), window=st.none() | st.integers(1, 25)
-)
+@given(first=st.integers(1, 20), second=st.integers(1, 20), window=st.none() | st.integers(1, 25))
 def test_flops_do_not_depend_on_how_a_chunk_is_cut(first, second, window):
     op = attention(window)
     cut = op.flops(first, first) + op.flops(second, first + second)

@@ -22,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"max_content_width": 100},
 )
-# Typer has its own copy of click, or in older versions click itself: this is either's.
+# The base of Typer's errors about usage belongs to its private copy of click.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 DEFAULT_MODEL = EngineConfig().model
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """Return the exit code of one command line. Typer itself ends quietly when a pipe closes."""
+    """Return the exit code of one command line; Typer sees to closed pipes and ^C."""
     try:
         return app(arguments, prog_name="octavo", standalone_mode=False) or 0
     except UsageError as error:
@@ -154,8 +154,6 @@ def _run(arguments: list[str]) -> int:
     except (OctavoError, OSError) as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1
-    except typer.Abort:  # ^C, in older versions of Typer
-        return 130
 
 
 def _explain(error: Any) -> int:

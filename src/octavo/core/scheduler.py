@@ -88,6 +88,7 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self._num_arrived = 0
         self._num_seats = 0  # running sequences, and the forks that they will become
+        self._num_openings = 0  # times that somebody left, or finished a prompt others may share
 
     def __len__(self) -> int:
         return len(self.running) + len(self.waiting)
@@ -131,6 +132,7 @@ class Scheduler:
         """
         if sequence.status is SequenceStatus.FINISHED:
             return
+        self._num_openings += 1
         if sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
             self._num_seats -= sequence.num_samples
@@ -213,6 +215,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._num_seats -= sequence.num_samples
+        self._num_openings += 1
         self.counters.num_preemptions += 1
         sequence.num_lost = sequence.num_computed
         self.blocks.free(sequence)
@@ -246,6 +249,9 @@ class Scheduler:
 
     def _try_admit(self, sequence: Sequence) -> str | None:
         """Start a waiting sequence, or return what it waits for."""
+        if sequence.num_openings_seen == self._num_openings:
+            return sequence.why_waiting  # nothing has changed to its good since the last try
+        sequence.num_openings_seen = self._num_openings
         if self._num_seats + sequence.num_samples > self.max_num_seqs:
             return "max_num_seqs"
         match = self.blocks.match(sequence)
@@ -284,6 +290,7 @@ class Scheduler:
                 self.blocks.publish(sequence, start // size, computed // size)
             if not num_samples:
                 continue
+            self._num_openings += length > 1
             takers = [sequence] if num_samples == 1 else self._fork(sequence, num_samples)
             for taker in takers:
                 reason = taker.append(next(drawn))
@@ -312,6 +319,7 @@ class Scheduler:
         return family
 
     def _retire(self, finished: list[Sequence]) -> None:
+        self._num_openings += len(finished)
         for sequence in finished:
             sequence.status = SequenceStatus.FINISHED
             self._num_seats -= sequence.num_samples

@@ -34,7 +34,7 @@ from octavo.models.registry import (
     build_program,
     read_gguf_config,
     read_huggingface_config,
-    weight_reader,
+    WeightReader,
 )
 from octavo.program.program import Program
 from octavo.weights.fetch import cache_folder, resolve
@@ -161,7 +161,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
     dtype = np.float64 if config.dtype == "float64" else np.float32
     files = open_model(config.model)
     program = build_program(files.config)
-    read_weight = weight_reader(files.config, program, files.source)
+    weights = WeightReader(files.config, program, files.source)
     tokenizer = _tokenizer(config, files)
     cache = resolve_cache(
         config,
@@ -171,7 +171,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
     )
     executor = ReferenceExecutor(
         program,
-        read_weight,
+        weights,
         num_blocks=cache.num_blocks,
         block_size=cache.block_size,
         kv_dtype=cache.kv_cache_dtype,

@@ -1,8 +1,11 @@
 """Operators in NumPy whose every output row has the same bits, whatever rows are beside it.
 
-Decides the order of every sum: products on tiles of exactly 32 rows, attention in segments of 256
+Decides the order of every sum: products on tiles of exactly 16 rows, attention in segments of 256
 positions. Knows no pages and no program. A caller pads rows to whole tiles and keeps BLAS on one
 thread.
+
+BLAS gets a tile as the 16 columns of its right operand: OpenBLAS then computes them all alike on
+every x86 core, which it does not for rows, nor for 32 (AVX2 kernels take 12 at a time).
 
 Invariant: an operator's shape along the rows never reaches BLAS or a reduction.
 """
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating[Any]]
 Int32 = NDArray[np.int32]
 
-TILE = 32
+TILE = 16
 SEGMENT = 256
 
 
@@ -29,8 +32,8 @@ def padded(num_rows: int) -> int:
 def linear(x: Floats, weight: Floats, out: Floats) -> None:
     """out = x W^T for x (rows, in), W (out, in): one BLAS call of one shape per tile of rows."""
     rows, width = out.shape
-    tiles = out.reshape(rows // TILE, TILE, width)  # a view: only the first axis is split
-    np.matmul(x.reshape(rows // TILE, TILE, -1), weight.T, out=tiles)
+    columns = np.matmul(weight, x.reshape(rows // TILE, TILE, -1).swapaxes(1, 2))
+    out.reshape(rows // TILE, TILE, width)[...] = columns.swapaxes(1, 2)  # written to a view
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
@@ -81,42 +84,42 @@ def attention(
     read: from the first position of a segment to its keys and values, (kv_heads, SEGMENT,
     head_dim). Every segment starts from fresh softmax state and is merged left to right (Dao 2023,
     arXiv 2307.08691). A segment that a row does not see leaves its state bit for bit as it was, so
-    those that a tile of rows does not see are skipped.
+    those that a whole tile does not see are skipped.
     """
     rows, heads, head_dim = q.shape
     group = heads // kv_heads
-    queries = _grouped(q * q.dtype.type(scale), kv_heads)
+    queries = _columns(q * q.dtype.type(scale), kv_heads)
     num_tiles = queries.shape[1]
-    row_of_query = np.arange(num_tiles * TILE).reshape(num_tiles, TILE, 1) // group
+    row_of_query = np.arange(num_tiles * TILE).reshape(num_tiles, 1, TILE) // group
     positions = first_position + np.minimum(row_of_query, rows - 1)
-    top = np.full((kv_heads, num_tiles, TILE, 1), -np.inf, q.dtype)
+    top = np.full((kv_heads, num_tiles, 1, TILE), -np.inf, q.dtype)
     total = np.zeros_like(top)
-    mixed = np.zeros_like(queries)
+    mixed = np.zeros(queries.shape, q.dtype)
     oldest = 0 if window is None else max(0, first_position - window + 1)
     for start in range(oldest // SEGMENT * SEGMENT, first_position + rows, SEGMENT):
         live = _live_tiles(positions, start, window)
         keys, values = read(start)
-        scores = np.matmul(queries[:, live], keys[:, None].swapaxes(-1, -2))
+        scores = np.matmul(keys[:, None], queries[:, live])
         _mask(scores, positions[live], start, window)
         part = _softmax_part(scores, values)
         _merge(top[:, live], total[:, live], mixed[:, live], *part)
-    out = (mixed / total).reshape(kv_heads, -1, head_dim)[:, : rows * group]
+    out = (mixed / total).swapaxes(2, 3).reshape(kv_heads, -1, head_dim)[:, : rows * group]
     return out.reshape(kv_heads, rows, group, head_dim).swapaxes(0, 1).reshape(q.shape)
 
 
-def _grouped(q: Floats, kv_heads: int) -> Floats:
-    """Return (kv_heads, tiles, TILE, head_dim): rows of the heads that share keys, zero-padded."""
+def _columns(q: Floats, kv_heads: int) -> Floats:
+    """Return (kv_heads, tiles, head_dim, TILE): queries of the heads that share keys, padded."""
     rows, heads, head_dim = q.shape
     group = heads // kv_heads
     out = np.zeros((kv_heads, padded(rows * group), head_dim), q.dtype)
     shared = q.reshape(rows, kv_heads, group, head_dim).swapaxes(0, 1)
     out[:, : rows * group] = shared.reshape(kv_heads, rows * group, head_dim)
-    return out.reshape(kv_heads, -1, TILE, head_dim)
+    return out.reshape(kv_heads, -1, TILE, head_dim).swapaxes(2, 3)
 
 
 def _live_tiles(positions: NDArray[Any], start: int, window: int | None) -> slice:
-    """Return the tiles of which some row sees a position of the segment at `start`."""
-    lows, highs = positions[:, 0, 0], positions[:, -1, 0]
+    """Return the tiles of which some query sees a position of the segment at `start`."""
+    lows, highs = positions[:, 0, 0], positions[:, 0, -1]
     first = int(np.searchsorted(highs, start))
     if window is None:
         return slice(first, len(lows))
@@ -124,11 +127,11 @@ def _live_tiles(positions: NDArray[Any], start: int, window: int | None) -> slic
 
 
 def _mask(scores: Floats, positions: NDArray[Any], start: int, window: int | None) -> None:
-    """Set scores of positions that a row does not see, (p - window, p] being seen, to -inf."""
-    low, high = positions[0, 0, 0], positions[-1, -1, 0]
+    """Set scores to -inf except where a query at p sees a key: in (p - window, p]."""
+    low, high = positions[0, 0, 0], positions[-1, 0, -1]
     if low >= start + SEGMENT - 1 and (window is None or high - window < start):
         return
-    keys = np.arange(start, start + SEGMENT)
+    keys = np.arange(start, start + SEGMENT)[:, None]
     hidden = keys > positions
     if window is not None:
         hidden |= keys <= positions - window
@@ -136,12 +139,12 @@ def _mask(scores: Floats, positions: NDArray[Any], start: int, window: int | Non
 
 
 def _softmax_part(scores: Floats, values: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return maximum, sum and mixed values of one segment; a row that sees nothing has sum 0."""
-    top = scores.max(axis=-1, keepdims=True)
+    """Return maximum, sum and mixed values of one segment; a query that sees nothing has sum 0."""
+    top = scores.max(axis=-2, keepdims=True)
     scores -= np.where(np.isneginf(top), 0, top)
     np.exp(scores, out=scores)
-    total = np.add.reduce(scores, axis=-1, keepdims=True)
-    return top, total, np.matmul(scores, values[:, None])
+    total = np.add.reduce(scores, axis=-2, keepdims=True)
+    return top, total, np.matmul(values[:, None].swapaxes(2, 3), scores)
 
 
 def _merge(

@@ -47,12 +47,7 @@ def prepare(
 ) -> PreparedProgram:
     """Read every weight once, as `dtype`; fuse the program or leave it as it is."""
     program = fuse(program) if fused else program
-    tables = {op.table for op in program.operations if isinstance(op, ops.Embed)}
-    # BLAS packs a matrix faster if its inputs are far apart in memory; a table is read by rows.
-    arrays = {
-        name: np.array(weights(name), dtype, order="C" if name in tables else "F", copy=None)
-        for name in program.parameters
-    }
+    arrays = {name: np.ascontiguousarray(weights(name), dtype) for name in program.parameters}
     item = float(np.dtype(dtype).itemsize)
     sizes = ops.ElementSizes(lambda _name: item, item, 2.0 if kv_dtype == "bfloat16" else 4.0)
     return PreparedProgram(program, arrays, sizes)
@@ -159,7 +154,7 @@ class ReferenceExecutor:
     def _logit_tiles(self, batch: Batch) -> Iterator[tuple[int, Floats]]:
         """Run the step; give the logits of a tile of `logit_rows` at a time, and which comes first.
 
-        A vocabulary of 262k takes 34 MB per tile, so all rows at once could take gigabytes.
+        A vocabulary of 262k takes 17 MB per tile, so all rows at once could take gigabytes.
         """
         self._check(batch)
         run = _Run(self.prepared.weights, self.pages, batch, self._dtype)

@@ -6,7 +6,9 @@ Invariant: a transform keeps a tensor's shape, so shapes can be checked before a
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
 
 from octavo.models.config import ModelConfig
 from octavo.models.fields import Fields
@@ -35,12 +37,15 @@ class Origin:
 
     def read(self, source: TensorSource) -> Float32:
         """Return the parameter's values."""
-        values = source.float32(self.tensor)
-        if self.interleaved_heads:
-            shape = values.shape
-            values = values.reshape(self.interleaved_heads, -1, 2, *shape[1:])
-            values = values.swapaxes(1, 2).reshape(shape)
+        values = self.arrange(source.float32(self.tensor))
         return values + values.dtype.type(self.add) if self.add else values
+
+    def arrange(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return a tensor's rows, numbers or stored bytes, in the order that the program wants."""
+        if not self.interleaved_heads:
+            return rows
+        halves = rows.reshape(self.interleaved_heads, -1, 2, *rows.shape[1:])
+        return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
 class Family(NamedTuple):

@@ -5,7 +5,10 @@ configuration promises. Knows no format: it takes mappings, and anything like a 
 Invariant: a parameter is read only after every tensor's presence and shape have been checked.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo.errors import ModelFileError, UnsupportedModelError, nearest, shorten
 from octavo.models import gemma, llama
@@ -66,19 +69,33 @@ def origins(config: ModelConfig, parameters: Iterable[str]) -> dict[str, Origin]
     return {parameter: family.origin(config, parameter) for parameter in parameters}
 
 
-def weight_reader(
-    config: ModelConfig, program: Program, source: TensorSource
-) -> Callable[[str], Float32]:
-    """Return a function from a parameter's name to its values, as float32 in the program's shape.
+class WeightReader:
+    """Reads a program's parameters from a file: a function from a name to float32 values.
 
     Raises `ModelFileError` if a tensor is missing or has another shape, `UnsupportedModelError` if
     a layer has a tensor that the program would ignore: it is not the network it says it is.
     """
-    found = origins(config, program.parameters)
-    for parameter, origin in found.items():
-        _check_shape(origin.tensor, program.parameters[parameter], source)
-    _check_extra({origin.tensor for origin in found.values()}, config, source)
-    return lambda parameter: found[parameter].read(source)
+
+    def __init__(self, config: ModelConfig, program: Program, source: TensorSource) -> None:
+        self._source = source
+        self._origins = origins(config, program.parameters)
+        for parameter, origin in self._origins.items():
+            _check_shape(origin.tensor, program.parameters[parameter], source)
+        _check_extra({origin.tensor for origin in self._origins.values()}, config, source)
+
+    def __call__(self, parameter: str) -> Float32:
+        """Return a parameter's values in the program's shape."""
+        return self._origins[parameter].read(self._source)
+
+    def dtype(self, parameter: str) -> str:
+        """Return how a parameter's numbers are stored, by GGUF's names."""
+        return str(self._source.tensors[self._origins[parameter].tensor].dtype)
+
+    def stored_rows(self, parameter: str) -> NDArray[np.uint8]:
+        """Return a matrix as its file has it, (outputs, bytes per row), in the program's order."""
+        origin = self._origins[parameter]
+        num_rows = self._source.tensors[origin.tensor].shape[0]
+        return origin.arrange(self._source.raw(origin.tensor).reshape(num_rows, -1))
 
 
 def _family(name: object, known: Mapping[str, Family], field: str) -> Family:

@@ -17,6 +17,11 @@ class Shaped(Protocol):
         """Row-major shape."""
         ...
 
+    @property
+    def dtype(self) -> str:
+        """How the numbers are stored, by GGUF's names."""
+        ...
+
 
 class TensorSource(Protocol):
     """Named tensors."""
@@ -24,6 +29,10 @@ class TensorSource(Protocol):
     @property
     def tensors(self) -> Mapping[str, Shaped]:
         """Every tensor by its name in the file."""
+        ...
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """Return a tensor's stored bytes, flat."""
         ...
 
     def float32(self, name: str) -> Float32:

@@ -1,0 +1,310 @@
+"""Runs a whole step of a program in one native call.
+
+Decides how a program becomes a tape of native operations: where each value lies, how each weight is
+packed. The operations are those of `program/ops.py`, under the same names in csrc/. Checks every
+array before its address crosses, since the library checks nothing.
+
+Invariant: a row's result has the same bits in every batch, chunking, block size and thread count.
+"""
+
+import platform
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ordered
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import UnsupportedModelError
+from octavo.executors.executor import Batch, StepResult
+from octavo.executors.packing import PackedMatrix, pack
+from octavo.executors.sampling import sample_tiles
+from octavo.executors.values import place_values
+from octavo.program import ops
+from octavo.program.fuse import fuse
+from octavo.program.program import Program
+from octavo.weights.quants import dequantize
+from octavo.weights.source import TensorType
+
+Floats = NDArray[np.float32]
+
+# Rows of logits that are kept at a time.
+HEAD_ROWS = 64
+
+
+class Weights(Protocol):
+    """What the executor needs of a model's weights; `WeightReader` has it."""
+
+    def __call__(self, parameter: str, /) -> Floats:
+        """Return a parameter's values."""
+        ...
+
+    def dtype(self, parameter: str, /) -> str:
+        """Return how they are stored."""
+        ...
+
+    def stored_rows(self, parameter: str, /) -> NDArray[np.uint8]:
+        """Return a matrix as stored, (outputs, bytes per row)."""
+        ...
+
+
+class CPUExecutor:
+    """An `Executor` over the native library.
+
+    instruction_set: one of `library.instruction_sets()`; it decides the bits. num_threads: how many
+    compute. max_rows: most tokens per step. max_positions: most positions of a sequence.
+    """
+
+    def __init__(
+        self,
+        library: Any,
+        program: Program,
+        weights: Weights,
+        *,
+        num_blocks: int,
+        block_size: int,
+        kv_dtype: str,
+        max_rows: int,
+        max_positions: int,
+        instruction_set: str,
+        num_threads: int,
+        clock: Callable[[], float],
+        weights_digest: str = "",
+    ) -> None:
+        self.name = f"cpu ({instruction_set}, {num_threads} threads)"
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.program = fuse(program)
+        parts = ["cpu", instruction_set, platform.machine(), f"kv-{kv_dtype}"]
+        parts += [f"program-{self.program.digest}", f"weights-{weights_digest}"]
+        self.fingerprint = " ".join(parts)
+        self._clock = clock
+        self._max_rows = max_rows
+        self._max_positions = max_positions
+        group = self.program.kv_groups[0]
+        element = 2 if kv_dtype == "bfloat16" else 4
+        self.pages = np.zeros(
+            (num_blocks, group.elements_per_token * block_size * element), np.uint8
+        )
+        self._tape = library.Tape(
+            instruction_set, self.pages.ctypes.data, group.layers, block_size, group.kv_heads,
+            group.head_dim, element, max_rows, num_threads,
+        )  # fmt: skip
+        recorder = _Recorder(library, self.program, weights, max_rows, max_positions)
+        for op in self.program.operations[:-1]:
+            recorder.record(op, self._tape)
+        self._select = recorder.select
+        self._num_operations = recorder.num_recorded
+        self._logits = recorder.values[self.program.operations[-1].inputs[0].name]
+        self._kept = recorder.kept  # what the tape points into
+
+    def submit(self, batch: Batch) -> Future[StepResult]:
+        """Copy blocks, run the whole step, sample. Errors arrive through the future."""
+        future: Future[StepResult] = Future()
+        try:
+            started = self._clock()
+            drawn = sample_tiles(batch, self._logit_tiles(batch))
+            future.set_result(StepResult(*drawn, self._clock() - started))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def logits(self, batch: Batch) -> Floats:
+        """Run the step and return the logits of `batch.logit_rows`, (R, vocab_size)."""
+        out = np.empty((len(batch.logit_rows), self.program.vocab_size), np.float32)
+        for first, tile in self._logit_tiles(batch):
+            out[first : first + len(tile)] = tile
+        return out
+
+    def export_blocks(self, blocks: Ordered[int]) -> bytes:
+        """Return the keys and values of `blocks` as opaque bytes."""
+        return self.pages[list(blocks)].tobytes()
+
+    def import_blocks(self, blocks: Ordered[int], content: bytes) -> None:
+        """Overwrite `blocks`; raises `ValueError` if the content is of another size."""
+        expected = len(blocks) * self.pages.shape[1]
+        if len(content) != expected:
+            raise ValueError(f"{len(blocks)} blocks take {expected} bytes, not {len(content)}")
+        self.pages[list(blocks)] = np.frombuffer(content, np.uint8).reshape(len(blocks), -1)
+
+    def close(self) -> None:
+        """Release threads, pool and weights; nothing may be submitted afterwards."""
+        del self._tape, self._kept, self.pages, self._logits
+
+    def _logit_tiles(self, batch: Batch) -> Iterator[tuple[int, Floats]]:
+        """Run the step; give the logits of some rows at a time, and which comes first."""
+        self._check(batch)
+        for source, destination in batch.copies.tolist():
+            self.pages[destination] = self.pages[source]
+        self._run(batch, batch.logit_rows[:HEAD_ROWS], 0)
+        for first in range(0, len(batch.logit_rows), HEAD_ROWS):
+            rows = batch.logit_rows[first : first + HEAD_ROWS]
+            if first:
+                self._run(batch, rows, self._select)
+            yield first, self._logits[: len(rows)]
+
+    def _run(self, batch: Batch, logit_rows: NDArray[np.int32], first: int) -> None:
+        end = self._num_operations if len(logit_rows) else self._select
+        arrays = (
+            batch.token_ids, batch.positions, batch.chunk_starts, batch.block_tables,
+            batch.context_lengths, logit_rows,
+        )  # fmt: skip
+        sizes = [len(batch.token_ids), len(batch.chunk_starts) - 1, batch.block_tables.shape[1]]
+        addresses = [array.ctypes.data for array in arrays]
+        self._tape.run(addresses, [*sizes, len(logit_rows)], first, end)
+
+    def _check(self, batch: Batch) -> None:
+        """Raise `ValueError` for a batch that would make the library read or write astray."""
+        rows, starts = len(batch.token_ids), batch.chunk_starts
+        within = {
+            "token_ids": (batch.token_ids, self.program.vocab_size),
+            "block_tables": (batch.block_tables, self.num_blocks),
+            "copies": (batch.copies, self.num_blocks),
+            "logit_rows": (batch.logit_rows, rows),
+            "positions": (
+                batch.positions,
+                min(self._max_positions, batch.block_tables.shape[1] * self.block_size),
+            ),
+        }
+        for name, (values, limit) in within.items():
+            if values.size and not 0 <= values.min() <= values.max() < limit:
+                raise ValueError(f"{name} must be from 0 to {limit - 1}")
+        arrays = (batch.chunk_starts, batch.context_lengths, *(pair[0] for pair in within.values()))
+        if any(array.dtype != np.int32 or not array.flags.c_contiguous for array in arrays):
+            raise ValueError("every array of a batch must be contiguous int32")
+        lengths = np.diff(starts)
+        if not 0 < rows <= self._max_rows or starts[0] or starts[-1] != rows or lengths.min() < 1:
+            raise ValueError(f"chunk_starts {starts.tolist()} do not part {rows} rows")
+        ends = np.repeat(batch.context_lengths - starts[1:], lengths)
+        if not np.array_equal(batch.positions, ends + np.arange(rows)):
+            raise ValueError("each chunk's positions must end where its context_length does")
+
+
+def check_supported(program: Program) -> None:
+    """Raise `UnsupportedModelError` if the library cannot run `program`."""
+    for group in program.kv_groups:
+        if group.head_dim % 16 or group.head_dim > 512:
+            raise UnsupportedModelError(
+                f"The native library needs heads of 16 to 512 in steps of 16, not {group.head_dim}."
+            )
+
+
+class _Recorder:
+    """Turns operations into a tape; holds what the tape points into."""
+
+    def __init__(
+        self, library: Any, program: Program, weights: Weights, max_rows: int, max_positions: int
+    ) -> None:
+        self._library = library
+        self._weights = weights
+        self._positions = max_positions
+        self.values = place_values(program, max_rows, min(max_rows, HEAD_ROWS))
+        self.kept: list[Any] = list(self.values.values())
+        self.num_recorded = 0
+        self.select = 0
+        self._matrices: dict[str, PackedMatrix] = {}
+        self._turns: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
+
+    def record(self, op: ops.Operation, tape: Any) -> None:
+        """Add one operation of the program; a `Split` is only a view."""
+        if isinstance(op, ops.Split):
+            return
+        kind = type(op).__name__
+        method = getattr(self, "_" + "".join(_snake(kind)))
+        native = self._library.Operation(getattr(self._library.Kind, "".join(_snake(kind))))
+        method(native, op)
+        if isinstance(op, ops.SelectRows):
+            self.select = self.num_recorded
+        tape.add(native)
+        self.num_recorded += 1
+
+    def _value(self, name: str) -> Any:
+        array = self.values[name]
+        return self._library.Value(array.ctypes.data, array.strides[0] // 4, array.shape[1])
+
+    def _address(self, array: Floats) -> int:
+        array = np.ascontiguousarray(array, np.float32)
+        self.kept.append(array)
+        return int(array.ctypes.data)
+
+    def _matrix(self, name: str) -> Any:
+        """Return a packed weight; a tied one is packed once."""
+        packed = self._matrices.get(name)
+        if packed is None:
+            weights, dtype = self._weights, TensorType(self._weights.dtype(name))
+            rows = weights.stored_rows(name)
+            inputs = rows.shape[1] * dtype.block_elements // dtype.block_bytes
+
+            def floats(some: NDArray[np.uint8]) -> Floats:
+                flat = np.ascontiguousarray(some).reshape(-1)
+                return dequantize(flat, dtype).reshape(len(some), inputs)
+
+            packed = pack(self._library, (len(rows), inputs), dtype.value, rows, floats)
+            self._matrices[name] = packed
+            self.kept.append(packed.panels)
+        address = packed.panels.ctypes.data
+        return self._library.Matrix(address, packed.outputs, packed.inputs, packed.format)
+
+    # --- one method per kind of operation -------------------------------------------------------
+
+    def _embed(self, native: Any, op: ops.Embed) -> None:
+        native.out, native.scale = self._value(op.out), op.scale
+        native.matrices = [self._matrix(op.table)]
+
+    def _rms_norm(self, native: Any, op: ops.RMSNorm) -> None:
+        native.x, native.out = self._value(op.x), self._value(op.out)
+        native.eps, native.heads = op.eps, op.heads
+        native.set_weight(self._address(self._weights(op.weight)))
+
+    def _add_rms_norm(self, native: Any, op: ops.AddRMSNorm) -> None:
+        native.x, native.y = self._value(op.x), self._value(op.y)
+        native.total, native.out = self._value(op.total), self._value(op.out)
+        native.eps = op.eps
+        native.set_weight(self._address(self._weights(op.weight)))
+
+    def _linear(self, native: Any, op: ops.Linear) -> None:
+        native.x, native.out = self._value(op.x), self._value(op.out)
+        native.matrices = [self._matrix(name) for name in op.weights]
+        native.set_biases(
+            [0 if name is None else self._address(self._weights(name)) for name in op.biases]
+        )
+
+    def _rope(self, native: Any, op: ops.Rope) -> None:
+        native.x, native.out = self._value(op.x), self._value(op.out)
+        native.heads, native.head_dim = op.heads, op.head_dim
+        if op.frequencies not in self._turns:
+            angles = np.outer(np.arange(self._positions), np.array(op.frequencies))
+            turns = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+            self._turns[op.frequencies] = turns
+            self.kept += turns
+        cosines, sines = self._turns[op.frequencies]
+        native.set_weight(cosines.ctypes.data)
+        native.set_sines(sines.ctypes.data)
+
+    def _write_kv(self, native: Any, op: ops.WriteKV) -> None:
+        native.x, native.y, native.layer = self._value(op.k), self._value(op.v), op.layer
+
+    def _attention(self, native: Any, op: ops.Attention) -> None:
+        native.x, native.out, native.layer = self._value(op.q), self._value(op.out), op.layer
+        native.heads, native.kv_heads, native.head_dim = op.heads, op.kv_heads, op.head_dim
+        native.scale, native.window = op.scale, op.window or 0
+
+    def _gated_activation(self, native: Any, op: ops.GatedActivation) -> None:
+        native.x, native.y = self._value(op.gate), self._value(op.up)
+        native.out, native.gate = self._value(op.out), ("silu", "gelu_tanh").index(op.kind)
+
+    def _add(self, native: Any, op: ops.Add) -> None:
+        native.x, native.y, native.out = self._value(op.x), self._value(op.y), self._value(op.out)
+
+    def _select_rows(self, native: Any, op: ops.SelectRows) -> None:
+        native.x, native.out = self._value(op.x), self._value(op.out)
+
+
+def _snake(name: str) -> Iterator[str]:
+    """AddRMSNorm becomes add_rms_norm: the operation's name in C++."""
+    for index, char in enumerate(name):
+        begins_word = char.isupper() and (
+            not name[index - 1].isupper() or name[index + 1 : index + 2].islower()
+        )
+        yield "_" * (index > 0 and begins_word) + char.lower()

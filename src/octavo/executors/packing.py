@@ -1,0 +1,116 @@
+"""Weights in the few layouts that the native library computes with.
+
+Decides which layout each stored type becomes. Types of 4 bits stay exactly what they are; finer
+integers become 8 bits in groups of 32, whose steps are smaller than their own; floats become
+bfloat16. The layouts are told in csrc/pack.h.
+
+Invariant: a packed matrix is made once, from slices of rows, so temporaries stay small.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Format = Literal["bf16", "int8_group", "int4_group"]
+Bytes = NDArray[np.uint8]
+
+PANEL = 16
+GROUP = 32
+_ROWS_PER_SLICE = 512
+_FLOAT_TYPES = frozenset({"F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A matrix of (outputs, inputs) in panels of 16 outputs; `panels` is its memory."""
+
+    panels: Bytes
+    outputs: int
+    inputs: int
+    format: Format
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Bytes that one weight takes, scales and padding included."""
+        return self.panels.size / (self.outputs * self.inputs)
+
+
+def pack(
+    library: Any, shape: tuple[int, int], dtype: str, raw: Bytes, floats: Callable[[Bytes], Any]
+) -> PackedMatrix:
+    """Pack a stored matrix.
+
+    raw: its bytes as (outputs, bytes per row). floats: from such rows to float32 (rows, inputs).
+    """
+    outputs, inputs = shape
+    split = _SPLITTERS.get(dtype)
+    chosen: Format = "bf16" if dtype in _FLOAT_TYPES else "int4_group" if split else "int8_group"
+    num_panels = -(-outputs // PANEL)
+    panels = np.zeros(num_panels * library.panel_bytes(chosen, inputs), np.uint8)
+    address = panels.ctypes.data
+    for first in range(0, outputs, _ROWS_PER_SLICE):
+        rows = raw[first : first + _ROWS_PER_SLICE]
+        if split:
+            parts = [np.ascontiguousarray(part) for part in split(rows)]
+            at = [part.ctypes.data for part in parts]
+            library.pack_int4(*at, first, len(rows), inputs, address)
+        else:
+            values = np.ascontiguousarray(floats(rows), np.float32)
+            function = library.pack_bf16 if chosen == "bf16" else library.pack_int8
+            function(values.ctypes.data, first, len(rows), inputs, address)
+    return PackedMatrix(panels, outputs, inputs, chosen)
+
+
+# --- 4-bit types, taken apart into (nibbles, scales, minima) of groups of 32 ----------------------
+
+
+def _nibbles(packed: Bytes) -> Bytes:
+    """(…, 16) bytes to (…, 32): the low nibbles are the first half of a group."""
+    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+
+
+def _split_q4_0(rows: Bytes) -> tuple[Bytes, Any, Any]:
+    """A block is a scale and 32 nibbles; weight = scale * (nibble - 8)."""
+    blocks = rows.reshape(len(rows), -1, 18)
+    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
+    minima = (scales.astype(np.float32) * -8).astype(np.float16)
+    return _nibbles(blocks[..., 2:]), scales, minima
+
+
+def _split_q4_1(rows: Bytes) -> tuple[Bytes, Any, Any]:
+    """A block is a scale, a minimum and 32 nibbles; weight = scale * nibble + minimum."""
+    blocks = rows.reshape(len(rows), -1, 20)
+    pair = np.ascontiguousarray(blocks[..., :4]).view(np.float16)
+    return _nibbles(blocks[..., 4:]), pair[..., 0], pair[..., 1]
+
+
+def _split_q4_k(rows: Bytes) -> tuple[Bytes, Any, Any]:
+    """A block of 256 has two halves, eight 6-bit scales and minima, and 128 bytes of nibbles.
+
+    weight = d * scale * nibble - dmin * minimum; the products are rounded to halves. Format:
+    ggml's block_q4_K.
+    """
+    blocks = rows.reshape(len(rows), -1, 144)
+    pair = np.ascontiguousarray(blocks[..., :4]).view(np.float16).astype(np.float32)
+    packed = blocks[..., 4:16]
+    low, middle, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = np.concatenate([low & 63, (high & 15) | ((low >> 6) << 4)], axis=-1)
+    minima = np.concatenate([middle & 63, (high >> 4) | ((middle >> 6) << 4)], axis=-1)
+    # 32 bytes hold two groups: one in the low nibbles, the next in the high ones.
+    values = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32)
+    nibbles = np.stack([values & 15, values >> 4], axis=-2)
+    return (
+        nibbles.reshape(len(rows), -1, GROUP),
+        (pair[..., :1] * scales).astype(np.float16).reshape(len(rows), -1),
+        (-pair[..., 1:] * minima).astype(np.float16).reshape(len(rows), -1),
+    )
+
+
+_SPLITTERS: dict[str, Callable[[Bytes], tuple[Bytes, Any, Any]]] = {
+    "Q4_0": _split_q4_0,
+    "Q4_1": _split_q4_1,
+    "Q4_K": _split_q4_k,
+}

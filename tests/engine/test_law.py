@@ -1,0 +1,70 @@
+"""The law's cells as tests: all of them for one model, the most telling ones for the others.
+
+`make law` runs every cell of every model, in both formats of pages.
+"""
+
+from functools import cache
+
+import pytest
+from tests import law
+from tests.engines import TINY
+
+TELLING = ("among 31 others", "chunks of 7", "preempted", "warm, other lengths", "blocks of 64")
+CELLS = [
+    *(("llama", "bfloat16", cell) for cell in law.CELLS),
+    *(("llama", "float32", cell) for cell in TELLING),
+    *(
+        (model, "bfloat16", cell)
+        for model in law.MODELS[1:]
+        for cell in ("chunks of 7", "preempted", "warm, next turn")
+    ),
+    *(("gemma3", "bfloat16", cell) for cell in ("forked", "among 31 others")),
+]
+
+
+def base(kv_format):
+    return {**law.PLAIN, "kv_cache_dtype": kv_format}
+
+
+@cache
+def expected(model, kv_format):
+    """What each subject says alone, on a cold engine."""
+    return law.alone(str(TINY / model), base(kv_format))
+
+
+@pytest.mark.case("V02")
+@pytest.mark.case("V17")
+@pytest.mark.case("S26")
+@pytest.mark.case("S27")
+@pytest.mark.parametrize(("model", "kv_format", "cell"), CELLS)
+def test_the_same_request_gives_the_same_bits(model, kv_format, cell):
+    bits = law.check(str(TINY / model), base(kv_format), cell, expected(model, kv_format))
+    assert bits == 0
+
+
+def test_the_law_sees_a_single_bit_in_a_token_or_a_logprob():
+    (numbers, *_) = expected("llama", "bfloat16")
+    assert law.differing_bits(numbers, numbers) == 0
+    for change in ((numbers[3][0] ^ 1, numbers[3][1]), (numbers[3][0], -numbers[3][1] or 5e-324)):
+        assert law.differing_bits(numbers, [*numbers[:3], change, *numbers[4:]]) > 0
+    assert law.differing_bits(numbers, numbers[:-1]) == 64
+
+
+def test_subjects_cover_what_the_law_promises():
+    subjects = law.subjects()
+    lengths = [len(subject.prompt["prompt_token_ids"]) for subject in subjects]
+    params = [subject.params for subject in subjects]
+    assert min(lengths) == 1
+    assert max(lengths) > 256
+    assert any(length % 32 and length > 32 for length in lengths)
+    assert {p.temperature == 0 for p in params} == {True, False}
+    assert any(p.needs_history for p in params)
+    assert any(p.prompt_logprobs is not None for p in params)
+    assert any(p.n > 1 for p in params)
+    assert all(p.logprobs for p in params)
+
+
+def test_a_cell_that_does_not_do_what_it_says_fails():
+    """A pool without a prefix cache cannot be warm."""
+    with pytest.raises(AssertionError, match="0 cached"):
+        law.CELLS["warm"](str(TINY / "llama"), {**base("bfloat16"), "enable_prefix_caching": False})
