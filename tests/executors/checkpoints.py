@@ -45,7 +45,8 @@ def executor(name: str, weights: dict[str, np.ndarray] | None = None, **settings
     """A reference executor of a checkpoint, by default with its own weights and float32 pages."""
     program, own = load(name)
     weights = own if weights is None else weights
-    settings = {"num_blocks": 160, "block_size": 16, "kv_dtype": "float32"} | settings
+    defaults = {"num_blocks": 160, "block_size": 16, "kv_dtype": "float32", "clock": lambda: 0.0}
+    settings = defaults | settings
     return ReferenceExecutor(program, weights.__getitem__, **settings)
 
 

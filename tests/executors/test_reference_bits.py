@@ -89,7 +89,7 @@ def test_threads_of_the_caller_do_not_matter():
     weights = {
         name: rng.standard_normal(shape, np.float32) for name, shape in program.parameters.items()
     }
-    run = ReferenceExecutor(program, weights.__getitem__, num_blocks=20)
+    run = ReferenceExecutor(program, weights.__getitem__, num_blocks=20, clock=lambda: 0.0)
     results = []
     for num_threads in (1, 2):
         with threadpool_limits(num_threads):

@@ -31,10 +31,10 @@ from octavo.errors import ChatTemplateError, ModelFileError, SettingError
 from octavo.executors.reference import ReferenceExecutor
 from octavo.models.config import ModelConfig
 from octavo.models.registry import (
+    WeightReader,
     build_program,
     read_gguf_config,
     read_huggingface_config,
-    WeightReader,
 )
 from octavo.program.program import Program
 from octavo.weights.fetch import cache_folder, resolve

@@ -7,7 +7,6 @@ Invariant: a row's logits have the same bits in every batch, chunking and block 
 """
 
 import platform
-import time
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from concurrent.futures import Future
@@ -71,9 +70,9 @@ class ReferenceExecutor:
         block_size: int = 32,
         kv_dtype: KVType = "bfloat16",
         dtype: type[np.floating[Any]] = np.float32,
+        clock: Callable[[], float],
         fused: bool = True,
         weights_digest: str = "",
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if block_size < 1 or SEGMENT % block_size:
             raise ValueError(f"block_size must divide {SEGMENT}, which {block_size} does not")
