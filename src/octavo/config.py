@@ -13,8 +13,6 @@ from typing import Any, Literal, Self, Union, get_args, get_origin
 
 from octavo.errors import SettingError, nearest, shorten
 
-BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
-
 
 def _setting(default: Any, help: str, **rules: Any) -> Any:
     return field(default=default, metadata={"help": help, **rules})
@@ -30,14 +28,23 @@ class EngineConfig:
     tokenizer: str | None = _setting(
         None, "Directory or file of another tokenizer than the model's own."
     )
-    executor: Literal["auto", "reference"] = _setting("auto", "What computes a step.")
+    executor: Literal["auto", "cpu", "reference"] = _setting(
+        "auto",
+        "What computes a step: the native CPU library, or NumPy; auto is the first that can.",
+    )
+    instruction_set: Literal["auto", "amx", "avx512", "avx2", "generic"] = _setting(
+        "auto", "Instruction set of the CPU executor; auto is the best that the machine has."
+    )
+    num_threads: int | None = _setting(
+        None, "Threads of the CPU executor; by default as many as CPUs are allowed.", minimum=1
+    )
     dtype: Literal["auto", "float32", "float64"] = _setting(
         "auto", "Type of the reference executor's products."
     )
     kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = _setting(
         "auto", "Type of keys and values in the cache; auto is bfloat16."
     )
-    block_size: Literal[8, 16, 32, 64, 128, 256] = _setting(32, "Tokens per block of the KV cache.")
+    block_size: Literal[16, 32, 64, 128, 256] = _setting(32, "Tokens per block of the KV cache.")
     kv_cache_memory_bytes: int | None = _setting(
         None, "Memory of the KV cache in bytes; by default from what is free.", minimum=1
     )

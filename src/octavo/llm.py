@@ -14,8 +14,8 @@ from typing import Any, Self
 
 from octavo.config import EngineConfig
 from octavo.engine.intake import Prompt
-from octavo.engine.load import start_engine
 from octavo.engine.outputs import OutputCollector, OutputDelta
+from octavo.engine.start import start_engine
 from octavo.engine.stats import EngineStats
 from octavo.errors import BadRequestError, InvalidParameterError
 from octavo.progress import GenerationProgress

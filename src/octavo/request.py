@@ -53,7 +53,7 @@ class SamplingParams:
     repetition_penalty: divides positive and multiplies negative logits of tokens in prompt and
         output.
     seed: same seed and request, same tokens, whatever else runs. None: derived from the engine's.
-    stop, stop_token_ids: end the sequence; `include_stop_str_in_output` keeps the string.
+    stop, stop_token_ids: end the sequence. include_stop_str_in_output: keep the stop string.
     ignore_eos: go on past the model's own end tokens, but not past `stop_token_ids`.
     max_tokens: generated tokens per sequence; None is as many as the context holds.
     min_tokens: no end token and no stop string counts before so many generated tokens.
@@ -61,6 +61,9 @@ class SamplingParams:
         actual one (0 to 20; -1 is the whole vocabulary). None reports nothing.
     logit_bias: token id to a number added to its logit (-100 to 100).
     allowed_token_ids: sample from these alone. bad_words: texts that must not be generated.
+    detokenize: whether outputs have text; without it, no stop strings.
+    skip_special_tokens: leave special tokens out of the text.
+    truncate_prompt_tokens: keep only so many of the prompt's last tokens.
     """
 
     n: int = 1

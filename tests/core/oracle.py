@@ -270,7 +270,7 @@ class Driver:
         self.check()
         return plan
 
-    def run_to_end(self, limit: int = 5_000) -> None:
+    def run_to_end(self, limit: int = 100_000) -> None:
         """Step until nothing is left, then check every answer against the request run alone."""
         for _ in range(limit):
             if not len(self.scheduler):

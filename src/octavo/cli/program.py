@@ -4,19 +4,15 @@ Decides how the rows of `program.describe` look on a terminal. Invariant: a dire
 never opened; its `config.json` is enough.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
-from octavo.engine.load import open_model
-from octavo.errors import ModelFileError
+from octavo.engine.load import read_config
 from octavo.models.config import ModelConfig
-from octavo.models.registry import build_program, read_huggingface_config
+from octavo.models.registry import build_program
 from octavo.program.describe import Row, describe
 from octavo.program.fuse import fuse
 from octavo.program.program import Program
-from octavo.weights.fetch import resolve
 
 _HEADINGS = ("layers", "operation", "values", "parameters", "numbers", "flops", "bytes")
 _NUM_TEXTS = 4  # columns that are texts; the rest are numbers
@@ -24,7 +20,7 @@ _NUM_TEXTS = 4  # columns that are texts; the rest are numbers
 
 def run_program(model: str, *, context: int, plain: bool) -> None:
     """Print a model's operations and what they cost for one token that sees `context` positions."""
-    config = _read_config(resolve(model))
+    config = read_config(model)
     program = build_program(config)
     if not plain:
         program = fuse(program)
@@ -34,20 +30,6 @@ def run_program(model: str, *, context: int, plain: bool) -> None:
     print()
     for line in _totals(config, program, rows, context):
         print(line)
-
-
-def _read_config(path: Path) -> ModelConfig:
-    folder = path if path.is_dir() else path.parent
-    file = folder / "config.json"
-    if path.suffix == ".gguf" or not file.exists():
-        return open_model(str(path)).config
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{file} is not readable as JSON: {error}.") from None
-    if not isinstance(values, dict):
-        raise ModelFileError(f"{file} holds a {type(values).__name__}, not an object.")
-    return read_huggingface_config(values)
 
 
 def _cells(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:

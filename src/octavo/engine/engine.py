@@ -171,20 +171,30 @@ class Engine:
         for sequence, token_id, logprobs in zip(
             advanced, result.token_ids, result.logprobs, strict=True
         ):
-            self._emit_token(sequence, token_id, logprobs, now)
+            active = self._active[sequence.request.request_id]
+            active.sequences[sequence.index] = sequence
+            if sequence.request.request_id in result.errors:
+                sequence.finish_reason = None  # whatever its token would have meant
+            else:
+                self._emit_token(active, sequence, token_id, logprobs, now)
+        for request_id, error in result.errors.items():
+            self._end(self._active[request_id], FinishReason.ERROR, error)
 
     def _keep_prompt_logprobs(self, batch: Batch, result: StepResult) -> None:
         for row, found in zip(batch.prompt_rows, result.prompt_logprobs, strict=True):
             kept = self._active[row.request_id].prompt_logprobs
-            assert kept is not None
-            kept[row.position] = to_logprobs(found, self._text_of())
+            if kept is not None and found is not None:
+                kept[row.position] = to_logprobs(found, self._text_of())
 
     def _emit_token(
-        self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None, now: float
+        self,
+        active: _ActiveRequest,
+        sequence: Sequence,
+        token_id: int,
+        logprobs: TokenLogprobs | None,
+        now: float,
     ) -> None:
-        active = self._active[sequence.request.request_id]
         params = active.request.params
-        active.sequences[sequence.index] = sequence
         is_first = active.metrics.first_token_time is None
         if is_first:
             active.metrics.first_token_time = now

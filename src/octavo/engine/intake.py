@@ -50,12 +50,14 @@ class Intake:
     """Builds requests for one model.
 
     vocab_size: ids from 0 to vocab_size - 1 exist. max_model_len: most tokens of prompt and answer.
+    max_pool_tokens: most tokens that the cache holds, which ends an answer of no given length.
     seed: requests without a seed derive theirs from it and their number.
     """
 
     tokenizer: TextEncoder | None
     vocab_size: int
     max_model_len: int
+    max_pool_tokens: int
     seed: int
 
     def build(
@@ -147,7 +149,8 @@ class Intake:
                 "with a larger --max-model-len."
             )
         if params.max_tokens is None:
-            return room
+            # The last token of an answer is never computed, so it takes no place in the pool.
+            return max(1, min(room, self.max_pool_tokens + 1 - num_prompt))
         if params.max_tokens > room:
             raise ContextLengthError(
                 f"The prompt has {num_prompt:,} tokens and max_tokens is {params.max_tokens:,}, "
@@ -197,8 +200,6 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     values = {n: generation_config[n] for n in names if generation_config.get(n) is not None}
-    if generation_config.get("max_new_tokens") is not None:
-        values["max_tokens"] = generation_config["max_new_tokens"]
     usable = {}
     for name, value in values.items():
         try:

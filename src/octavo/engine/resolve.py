@@ -7,15 +7,13 @@ Invariant: the pool holds at least one sequence of `max_model_len` tokens, unles
 for a longer one; then requests that cannot fit are refused one by one.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from octavo.config import EngineConfig
+from octavo.engine.machine import GIB
 from octavo.errors import SettingError
 from octavo.executors.pages import KVType
 
-GIB = 1 << 30
 # What the cache takes by default: a quarter of what is free, but no more than a small server needs.
 DEFAULT_SHARE = 0.25
 DEFAULT_LIMIT = 1 * GIB
@@ -105,61 +103,3 @@ def _check_memory(setting: str, needed: int, available: int) -> None:
             f"{setting} asks for {needed / GIB:.2f} GiB of KV cache but {available / GIB:.2f} GiB "
             "are free. Lower it, or leave it out for what fits."
         )
-
-
-def available_memory(root: Path = Path("/")) -> int:
-    """Return the bytes that this process may still use, cgroup limits included.
-
-    root: where `proc` and `sys` are found.
-    """
-    return max(0, min([_free_in_machine(root), *_free_in_cgroups(root)]))
-
-
-def _free_in_machine(root: Path) -> int:
-    try:
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return 4 * GIB  # a machine that does not say
-
-
-def _free_in_cgroups(root: Path) -> Iterator[int]:
-    """Yield what each limit leaves: this process's cgroup and those above it may all set one."""
-    for folder, limit, used, cached in _memory_cgroups(root):
-        try:
-            text = (folder / limit).read_text().strip()
-            if text != "max":
-                free = int(text) - int((folder / used).read_text())
-                yield free + _reclaimable(folder / "memory.stat", cached)
-        except (OSError, ValueError):
-            continue
-
-
-def _memory_cgroups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Yield folders, each with its names for limit, use and cached files, of both versions."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, own = line.split(":", 2)
-        if not controllers:  # version 2
-            top = root / "sys/fs/cgroup"
-            names = ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            top = root / "sys/fs/cgroup/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        folder = top / own.lstrip("/")
-        yield from ((p, *names) for p in (folder, *folder.parents) if p.is_relative_to(top))
-
-
-def _reclaimable(stat: Path, name: str) -> int:
-    """Return the bytes of cached files that the kernel gives back under pressure."""
-    for line in stat.read_text().splitlines():
-        if line.startswith(name + " "):
-            return int(line.split()[1])
-    return 0

@@ -11,6 +11,7 @@ import platform
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -104,8 +105,8 @@ class CPUExecutor:
         future: Future[StepResult] = Future()
         try:
             started = self._clock()
-            drawn = sample_tiles(batch, self._logit_tiles(batch))
-            future.set_result(StepResult(*drawn, self._clock() - started))
+            result = sample_tiles(batch, self._logit_tiles(batch))
+            future.set_result(replace(result, duration=self._clock() - started))
         except Exception as error:
             future.set_exception(error)
         return future

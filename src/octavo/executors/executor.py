@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.errors import OctavoError
 from octavo.request import Request
 
 Int32 = NDArray[np.int32]
@@ -91,12 +92,14 @@ class StepResult:
     """What a step produced: one token per `Batch.samples`, in order.
 
     logprobs: parallel to `token_ids`; None where the request did not ask. prompt_logprobs: parallel
-    to `Batch.prompt_rows`. duration: seconds the step took, measured or simulated.
+    to `Batch.prompt_rows`; None where the row failed. errors: by request id, what went wrong with
+    its rows alone; their tokens mean nothing. duration: seconds, measured or simulated.
     """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    errors: dict[str, OctavoError] = field(default_factory=dict)
     duration: float = 0.0
 
 

@@ -38,6 +38,29 @@ class PackedMatrix:
         return self.panels.size / (self.outputs * self.inputs)
 
 
+def packed_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Return what a parameter takes once packed; vectors stay float32."""
+    if len(shape) == 1:
+        return 4 * shape[0]
+    outputs, inputs = shape
+    groups = -(-inputs // GROUP)
+    return (
+        -(-outputs // PANEL)
+        * {
+            "bf16": -(-inputs // 2) * 64,
+            "int8_group": groups * (8 * 64 + 32),
+            "int4_group": groups * (4 * 64 + 64),
+        }[format_of(dtype)]
+    )
+
+
+def format_of(dtype: str) -> Format:
+    """Return the layout that a stored type becomes."""
+    if dtype in _FLOAT_TYPES:
+        return "bf16"
+    return "int4_group" if dtype in _SPLITTERS else "int8_group"
+
+
 def pack(
     library: Any, shape: tuple[int, int], dtype: str, raw: Bytes, floats: Callable[[Bytes], Any]
 ) -> PackedMatrix:
@@ -46,8 +69,7 @@ def pack(
     raw: its bytes as (outputs, bytes per row). floats: from such rows to float32 (rows, inputs).
     """
     outputs, inputs = shape
-    split = _SPLITTERS.get(dtype)
-    chosen: Format = "bf16" if dtype in _FLOAT_TYPES else "int4_group" if split else "int8_group"
+    split, chosen = _SPLITTERS.get(dtype), format_of(dtype)
     num_panels = -(-outputs // PANEL)
     panels = np.zeros(num_panels * library.panel_bytes(chosen, inputs), np.uint8)
     address = panels.ctypes.data

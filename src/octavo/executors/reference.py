@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ from threadpoolctl import ThreadpoolController
 
 from octavo.executors import arithmetic
 from octavo.executors.arithmetic import SEGMENT, TILE, Floats, Int32, padded
-from octavo.executors.executor import Batch, StepResult, TokenLogprobs
+from octavo.executors.executor import Batch, StepResult
 from octavo.executors.pages import KVType, PageStore
-from octavo.executors.sampling import prompt_logprobs, sample
+from octavo.executors.sampling import sample_tiles
 from octavo.program import ops
 from octavo.program.fuse import fuse
 from octavo.program.program import Program
@@ -131,24 +131,11 @@ class ReferenceExecutor:
 
     def _step(self, batch: Batch) -> StepResult:
         started = self._clock()
-        tokens: dict[int, tuple[int, TokenLogprobs | None]] = {}
-        prompts: dict[int, TokenLogprobs] = {}
         with self._one_thread():
-            for first, tile in self._logit_tiles(batch):
-                rows = dict(enumerate(tile.astype(np.float32, copy=False), first))
-                for index, row in enumerate(batch.samples):
-                    if row.logit_row in rows:
-                        tokens[index] = sample(rows[row.logit_row], row)
-                for index, known in enumerate(batch.prompt_rows):
-                    if known.logit_row in rows:
-                        prompts[index] = prompt_logprobs(rows[known.logit_row], known)
-        drawn = [tokens[index] for index in range(len(batch.samples))]
-        return StepResult(
-            [token for token, _ in drawn],
-            [logprobs for _, logprobs in drawn],
-            [prompts[index] for index in range(len(batch.prompt_rows))],
-            self._clock() - started,
-        )
+            tiles = self._logit_tiles(batch)
+            floats = ((first, tile.astype(np.float32, copy=False)) for first, tile in tiles)
+            result = sample_tiles(batch, floats)
+        return replace(result, duration=self._clock() - started)
 
     def _logit_tiles(self, batch: Batch) -> Iterator[tuple[int, Floats]]:
         """Run the step; give the logits of a tile of `logit_rows` at a time, and which comes first.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import OctavoError
-from octavo.executors.executor import Batch, PromptRow, SampleRow, TokenLogprobs
+from octavo.executors.executor import Batch, PromptRow, SampleRow, StepResult, TokenLogprobs
 from octavo.request import SamplingParams
 
 Floats = NDArray[np.floating]
@@ -30,26 +30,34 @@ _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-def sample_tiles(
-    batch: Batch, tiles: Iterable[tuple[int, NDArray[np.float32]]]
-) -> tuple[list[int], list[TokenLogprobs | None], list[TokenLogprobs]]:
+def sample_tiles(batch: Batch, tiles: Iterable[tuple[int, NDArray[np.float32]]]) -> StepResult:
     """Draw every token of a batch, and report on its prompts, as the logits come.
 
     tiles: (first, logits of the rows from `first` on) of `batch.logit_rows`, in order; a tile is
-    not looked at again. Returns tokens, their log-probabilities, and those of the prompt rows.
+    not looked at again. A row whose logits are no numbers fails its own request alone.
     """
+    result = StepResult([], [])
     samples, prompt_rows = iter(batch.samples), iter(batch.prompt_rows)
     row, known = next(samples, None), next(prompt_rows, None)
-    drawn: list[tuple[int, TokenLogprobs | None]] = []
-    reported: list[TokenLogprobs] = []
     for first, tile in tiles:
         while row is not None and row.logit_row < first + len(tile):
-            drawn.append(sample(tile[row.logit_row - first], row))
+            token_id, found = 0, None
+            try:
+                token_id, found = sample(tile[row.logit_row - first], row)
+            except OctavoError as error:
+                result.errors[row.request.request_id] = error
+            result.token_ids.append(token_id)
+            result.logprobs.append(found)
             row = next(samples, None)
         while known is not None and known.logit_row < first + len(tile):
-            reported.append(prompt_logprobs(tile[known.logit_row - first], known))
+            reported = None
+            try:
+                reported = prompt_logprobs(tile[known.logit_row - first], known)
+            except OctavoError as error:
+                result.errors[known.request_id] = error
+            result.prompt_logprobs.append(reported)
             known = next(prompt_rows, None)
-    return [token for token, _ in drawn], [found for _, found in drawn], reported
+    return result
 
 
 def sample(logits: NDArray[np.float32], row: SampleRow) -> tuple[int, TokenLogprobs | None]:

@@ -65,7 +65,7 @@ def _roots(operations: tuple[ops.Operation, ...]) -> dict[str, str]:
 
 
 def _take(free: list[Floats], rows: int, width: int) -> Floats:
-    """Return the first `width` columns of the smallest free array that is wide enough, or of a new one."""
+    """Return `width` columns of the smallest free array that has as many, or of a new one."""
     fitting = [array for array in free if array.shape[1] >= width and array.shape[0] == rows]
     if fitting:
         best = min(fitting, key=lambda array: array.shape[1])

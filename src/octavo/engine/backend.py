@@ -1,0 +1,131 @@
+"""Which executor computes, and what it needs of the machine.
+
+Decides between the native CPU library and the NumPy reference, by what the settings ask, the model
+needs and the machine has; says why. Builds the one that was chosen.
+
+Invariant: a setting that cannot be honoured is an error, never another setting in silence.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.config import EngineConfig
+from octavo.engine.machine import available_cpus
+from octavo.engine.resolve import CacheSettings
+from octavo.errors import SettingError, UnsupportedModelError
+from octavo.executors.cpu import CPUExecutor, check_supported
+from octavo.executors.executor import Executor
+from octavo.executors.packing import packed_bytes
+from octavo.executors.reference import ReferenceExecutor
+from octavo.models.registry import WeightReader
+from octavo.native import library, why_missing
+from octavo.program.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """An executor that can be built. `reason` is set where it is not what a machine can do best.
+
+    instruction_set: None for the reference. num_threads: that compute.
+    """
+
+    instruction_set: str | None
+    num_threads: int
+    dtype: type[np.floating]
+    reason: str = ""
+
+    def weight_bytes(self, program: Program, weights: WeightReader) -> int:
+        """Return what the weights take in memory once they are loaded."""
+        if self.instruction_set is None:
+            item = np.dtype(self.dtype).itemsize
+            return item * sum(map(math.prod, program.parameters.values()))
+        return sum(
+            packed_bytes(shape, weights.dtype(name)) for name, shape in program.parameters.items()
+        )
+
+    def build(
+        self,
+        config: EngineConfig,
+        cache: CacheSettings,
+        program: Program,
+        weights: WeightReader,
+        *,
+        weights_digest: str,
+        clock: Callable[[], float],
+    ) -> Executor:
+        """Load the weights and take the memory of the pool."""
+        if self.instruction_set is None:
+            return ReferenceExecutor(
+                program,
+                weights,
+                num_blocks=cache.num_blocks,
+                block_size=cache.block_size,
+                kv_dtype=cache.kv_cache_dtype,
+                dtype=self.dtype,
+                weights_digest=weights_digest,
+                clock=clock,
+            )
+        return CPUExecutor(
+            library,
+            program,
+            weights,
+            num_blocks=cache.num_blocks,
+            block_size=cache.block_size,
+            kv_dtype=cache.kv_cache_dtype,
+            max_rows=config.max_num_batched_tokens,
+            max_positions=cache.max_model_len,
+            instruction_set=self.instruction_set,
+            num_threads=self.num_threads,
+            weights_digest=weights_digest,
+            clock=clock,
+        )
+
+
+def choose_backend(config: EngineConfig, program: Program) -> Backend:
+    """Return the executor for a model; raises `SettingError` if it cannot be what was asked."""
+    obstacle = _obstacle(config, program)
+    if config.executor == "reference" or (config.executor == "auto" and obstacle):
+        _check_reference(config)
+        dtype = np.float64 if config.dtype == "float64" else np.float32
+        reason = "" if config.executor == "reference" else obstacle
+        return Backend(None, 1, dtype, reason)
+    if obstacle:
+        raise SettingError(f"The cpu executor cannot run here: {obstacle}.")
+    return Backend(_instruction_set(config), config.num_threads or available_cpus(), np.float32)
+
+
+def _obstacle(config: EngineConfig, program: Program) -> str:
+    """Return why the native library cannot run this, or ""."""
+    if library is None:
+        return why_missing
+    if config.dtype != "auto":
+        return f"dtype {config.dtype} is a setting of the reference executor"
+    try:
+        check_supported(program)
+    except UnsupportedModelError as error:
+        return str(error).rstrip(".")
+    return ""
+
+
+def _instruction_set(config: EngineConfig) -> str:
+    assert library is not None
+    usable: list[str] = library.instruction_sets()
+    if config.instruction_set == "auto":
+        return usable[0]
+    if config.instruction_set not in usable:
+        raise SettingError(
+            f"instruction_set {config.instruction_set} is not on this machine or not in this "
+            f"build, which have {', '.join(usable)}."
+        )
+    return config.instruction_set
+
+
+def _check_reference(config: EngineConfig) -> None:
+    for name, neutral in (("instruction_set", "auto"), ("num_threads", None)):
+        if getattr(config, name) != neutral:
+            raise SettingError(
+                f"{name} is a setting of the cpu executor, which does not run here. Leave it out."
+            )
