@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/isa/*)
 WORKERS ?= 2
 
 .PHONY: help test test-slow test-lower check format law cases paging cache-gain docs golden clean
@@ -10,7 +11,7 @@ WORKERS ?= 2
 help: ## show this menu
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

@@ -1,11 +1,14 @@
 // Sixteen lanes, whatever the instruction set: the primitives that every operator is written with.
 //
-// Each file in isa/ includes this with its own compiler flags, inside an anonymous namespace, so no
-// code compiled for one instruction set can be linked into another. A lane's arithmetic never
-// depends on the other lanes; contraction is off, so a fused multiply-add happens only where written.
+// `Part` is what one register holds: 16, 8 or 4 floats. `Floats`, always 16 lanes, is a Part or a pair
+// of halves down to it, so that all of it stays in registers. Each file in isa/ includes this with
+// its own compiler flags, inside an anonymous namespace, so no code compiled for one instruction set
+// can be linked into another. A lane's arithmetic never depends on the other lanes; contraction is
+// off, so a fused multiply-add happens only where written.
 
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -17,146 +20,215 @@ namespace {
 
 constexpr int LANES = 16;
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
-
 #define INLINE inline __attribute__((always_inline))
 // Loops over the rows of a tile: unrolled, so that their sums stay in registers.
 #define UNROLL _Pragma("GCC unroll 16")
 
-INLINE Floats load(const float* from) {
-    Floats value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
-}
+#if defined(__AVX512F__)
+constexpr int PART = 16;
+#elif defined(__AVX2__)
+constexpr int PART = 8;
+#else
+constexpr int PART = 4;
+#endif
+constexpr int PARTS = LANES / PART;
 
-INLINE void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
+typedef float Part __attribute__((vector_size(PART * 4)));
+typedef int32_t IntPart __attribute__((vector_size(PART * 4)));
+typedef uint32_t WordPart __attribute__((vector_size(PART * 4)));
 
+// --- one register ---------------------------------------------------------------------------------
+
+template <class T>
+INLINE void load_to(T& value, const void* from) { std::memcpy(&value, from, sizeof value); }
+INLINE void store(float* to, Part value) { std::memcpy(to, &value, sizeof value); }
 // Subtracting zero changes nothing, not even the sign of a zero, so the compiler leaves it out.
-INLINE Floats splat(float x) { return x - Floats{}; }
+INLINE void splat_to(Part& value, float x) { value = x - Part{}; }
 
 // a * b + c: rounded once where the instruction set has it, else twice.
-INLINE Floats fma(Floats a, Floats b, Floats c) {
+INLINE Part fma(Part a, Part b, Part c) {
 #if defined(__AVX512F__)
-    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+    return (Part)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
-    __m256 x[2], y[2], z[2];
-    std::memcpy(x, &a, 64), std::memcpy(y, &b, 64), std::memcpy(z, &c, 64);
-    z[0] = _mm256_fmadd_ps(x[0], y[0], z[0]);
-    z[1] = _mm256_fmadd_ps(x[1], y[1], z[1]);
-    std::memcpy(&c, z, 64);
-    return c;
+    return (Part)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
     return a * b + c;
 #endif
 }
 
-INLINE Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
+INLINE Part maximum(Part a, Part b) { return a > b ? a : b; }
+INLINE Part minimum(Part a, Part b) { return a < b ? a : b; }
+INLINE Part zero_below(Part x, Part low, Part value) { return x < low ? Part{} : value; }
+// 2^n for whole n from -126 to 127.
+INLINE Part power_of_two(Part n) { return (Part)((__builtin_convertvector(n, IntPart) + 127) << 23); }
 
-// Sums and maxima over lanes as a tree of fixed shape.
-INLINE float sum(Floats v) {
+// Lanes as a tree: each half is folded onto the other. The shape is the same for every instruction set.
+template <class Fold>
+INLINE float fold(Part v, Fold&& both) {
+    typedef float Quarter __attribute__((vector_size(16)));
+#if defined(__AVX512F__)
+    const __m256 half = both(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+#elif defined(__AVX2__)
+    const __m256 half = (__m256)v;
+#endif
+#if defined(__AVX2__)
+    const Quarter x = (Quarter)both(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#else
+    const Quarter x = v;
+#endif
+    const Quarter pairs = both(x, Quarter{x[2], x[3], x[2], x[3]});
+    return both(pairs, Quarter{pairs[1], pairs[1], pairs[1], pairs[1]})[0];
+}
+
+// Pairs of bfloat16 as two vectors: the first of each pair, and the second.
+INLINE void load_pairs(const uint16_t* from, Part& first, Part& second) {
+    WordPart pairs;
+    load_to(pairs, from);
+    first = (Part)(pairs << 16);
+    second = (Part)(pairs & 0xffff0000u);
+}
+
+INLINE void load_pairs(const float* from, Part& first, Part& second) {
+    UNROLL for (int i = 0; i < PART; ++i) first[i] = from[2 * i], second[i] = from[2 * i + 1];
+}
+
+// Half-precision numbers as floats, exactly.
+INLINE Part load_halves(const uint16_t* from) {
+#if defined(__AVX512F__)
+    return (Part)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__F16C__)
+    return (Part)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+    // Multiplying by 2^112 moves the exponent from half's bias to float's; it is exact for
+    // subnormal halves too, and weights are never infinite.
+    WordPart bits;
+    for (int i = 0; i < PART; ++i) bits[i] = from[i];
+    const Part magnitude = (Part)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (Part)((WordPart)magnitude | (bits & 0x8000) << 16);
+#endif
+}
+
+// Whole numbers from -127 to 127 as bytes.
+INLINE void store_bytes(int8_t* to, Part value) {
+    const IntPart whole = __builtin_convertvector(value, IntPart);
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)whole));
+#else
+    for (int i = 0; i < PART; ++i) to[i] = int8_t(whole[i]);
+#endif
+}
+
+// --- sixteen lanes --------------------------------------------------------------------------------
+
+template <class Half>
+struct Pair {
+    Half low, high;
+};
+
+#if defined(__AVX512F__)
+typedef Part Floats;
+#elif defined(__AVX2__)
+typedef Pair<Part> Floats;
+#else
+typedef Pair<Pair<Part>> Floats;
+#endif
+
+template <class H>
+INLINE void load_to(Pair<H>& value, const void* from) {
+    load_to(value.low, from), load_to(value.high, (const char*)from + sizeof(H));
+}
+template <class H>
+INLINE void store(float* to, Pair<H> v) {
+    store(to, v.low), store(to + sizeof(H) / 4, v.high);
+}
+template <class H>
+INLINE void splat_to(Pair<H>& value, float x) {
+    splat_to(value.low, x), splat_to(value.high, x);
+}
+template <class H>
+INLINE Pair<H> operator+(Pair<H> a, Pair<H> b) { return {a.low + b.low, a.high + b.high}; }
+template <class H>
+INLINE Pair<H> operator-(Pair<H> a, Pair<H> b) { return {a.low - b.low, a.high - b.high}; }
+template <class H>
+INLINE Pair<H> operator*(Pair<H> a, Pair<H> b) { return {a.low * b.low, a.high * b.high}; }
+template <class H>
+INLINE Pair<H> operator/(Pair<H> a, Pair<H> b) { return {a.low / b.low, a.high / b.high}; }
+template <class H>
+INLINE Pair<H> operator-(Pair<H> a) { return {-a.low, -a.high}; }
+template <class H>
+INLINE Pair<H> fma(Pair<H> a, Pair<H> b, Pair<H> c) {
+    return {fma(a.low, b.low, c.low), fma(a.high, b.high, c.high)};
+}
+template <class H>
+INLINE Pair<H> maximum(Pair<H> a, Pair<H> b) { return {maximum(a.low, b.low), maximum(a.high, b.high)}; }
+template <class H>
+INLINE Pair<H> minimum(Pair<H> a, Pair<H> b) { return {minimum(a.low, b.low), minimum(a.high, b.high)}; }
+template <class H>
+INLINE Pair<H> zero_below(Pair<H> x, Pair<H> low, Pair<H> v) {
+    return {zero_below(x.low, low.low, v.low), zero_below(x.high, low.high, v.high)};
+}
+template <class H>
+INLINE Pair<H> power_of_two(Pair<H> n) { return {power_of_two(n.low), power_of_two(n.high)}; }
+template <class H, class Fold>
+INLINE float fold(Pair<H> v, Fold&& both) { return fold(both(v.low, v.high), both); }
+template <class H, class Element>
+INLINE void load_pairs(const Element* from, Pair<H>& first, Pair<H>& second) {
+    load_pairs(from, first.low, second.low);
+    load_pairs(from + sizeof(H) / 2, first.high, second.high);
+}
+template <class H>
+INLINE void store_bytes(int8_t* to, Pair<H> v) {
+    store_bytes(to, v.low), store_bytes(to + sizeof(H) / 4, v.high);
+}
+
+// --- what is built from them ----------------------------------------------------------------------
+
+INLINE Floats load(const float* from) {
+    Floats value;
+    load_to(value, from);
+    return value;
+}
+
+INLINE Floats load_some(const float* from, int count) {
+    if (count >= LANES) return load(from);
+    float x[LANES] = {};
+    std::memcpy(x, from, size_t(count) * sizeof(float));
+    return load(x);
+}
+
+INLINE void store_some(float* to, Floats value, int count) {
+    if (count >= LANES) return store(to, value);
     float x[LANES];
-    store(x, v);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; ++i) x[i] += x[i + width];
-    return x[0];
+    store(x, value);
+    std::memcpy(to, x, size_t(count) * sizeof(float));
+}
+
+INLINE Floats splat(float x) {
+    Floats value;
+    splat_to(value, x);
+    return value;
+}
+
+INLINE float sum(Floats v) {
+    return fold(v, [](auto a, auto b) __attribute__((always_inline)) { return a + b; });
 }
 
 INLINE float largest(Floats v) {
-    float x[LANES];
-    store(x, v);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; ++i) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
-    return x[0];
+    return fold(v, [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; });
 }
 
-INLINE Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }
-
-// bfloat16: the upper half of a float, rounded to nearest, ties to even; NaN stays NaN.
-INLINE uint16_t to_bf16(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t((bits >> 16) | 0x40);
-    return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-INLINE float from_bf16(uint16_t x) {
-    uint32_t bits = uint32_t(x) << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-
-// Sixteen pairs of bfloat16, as two vectors: the first of each pair, and the second.
-INLINE void load_pairs(const uint16_t* from, Floats& first, Floats& second) {
-    Words pairs;
-    std::memcpy(&pairs, from, sizeof pairs);
-    first = (Floats)(pairs << 16);
-    second = (Floats)(pairs & 0xffff0000u);
-}
-
-// Sixteen half-precision numbers as floats, exactly.
-INLINE Floats load_halves(const uint16_t* from) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
-#elif defined(__F16C__)
-    __m256 x[2] = {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from)),
-                   _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + 8)))};
-    Floats value;
-    std::memcpy(&value, x, 64);
-    return value;
-#else
-    float x[LANES];
-    for (int i = 0; i < LANES; ++i) {
-        // Multiplying by 2^112 moves the exponent from half's bias to float's; it is exact for
-        // subnormal halves too, and weights are never infinite.
-        uint32_t bits = uint32_t(from[i] & 0x7fff) << 13, power = 0x77800000;
-        float magnitude, factor;
-        std::memcpy(&magnitude, &bits, 4), std::memcpy(&factor, &power, 4);
-        x[i] = from[i] & 0x8000 ? -magnitude * factor : magnitude * factor;
-    }
-    return load(x);
-#endif
-}
-
-// For each lane, sums + the dot product of its four unsigned bytes of `weights` with the four signed
-// bytes of `row`. Exact: |row| <= 127.
-INLINE Ints dot4(Ints sums, Ints weights, int32_t row) {
-#if defined(__AVX512VNNI__)
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(row));
-#elif defined(__AVX2__)
-    // maddubs saturates at 16 bits, so the bytes are multiplied as words: even ones, then odd ones.
-    __m256i w[2], s[2];
-    std::memcpy(w, &weights, 64), std::memcpy(s, &sums, 64);
-    const __m256i r = _mm256_set1_epi32(row), low = _mm256_set1_epi16(0xff);
-    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(r, 8), 8);
-    const __m256i odd = _mm256_srai_epi16(r, 8);
-    for (int i = 0; i < 2; ++i) {
-        __m256i a = _mm256_madd_epi16(_mm256_and_si256(w[i], low), even);
-        __m256i b = _mm256_madd_epi16(_mm256_srli_epi16(w[i], 8), odd);
-        s[i] = _mm256_add_epi32(s[i], _mm256_add_epi32(a, b));
-    }
-    std::memcpy(&sums, s, 64);
-    return sums;
-#else
-    uint8_t w[64];
-    int8_t r[4];
-    std::memcpy(w, &weights, 64), std::memcpy(r, &row, 4);
-    for (int i = 0; i < LANES; ++i)
-        for (int j = 0; j < 4; ++j) sums[i] += int32_t(w[4 * i + j]) * r[j];
-    return sums;
-#endif
+// The nearest whole number, ties to even, for |x| below 2^22: adding 1.5 * 2^23 rounds.
+INLINE Floats nearest(Floats x) {
+    const Floats magic = splat(12582912.0f);
+    return (x + magic) - magic;
 }
 
 // e^x to within 2 units in the last place, after Cephes: x = n ln 2 + r, a polynomial in r, times 2^n.
 // Below -87 the result is 0.
 INLINE Floats exponential(Floats x) {
-    const Floats low = splat(-87.0f), high = splat(88.0f);
-    const Floats inside = x > high ? high : (x < low ? low : x);
-    const Floats scaled = inside * 1.44269504f;
-    const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    const Floats n = (scaled + magic) - magic;
+    const Floats low = splat(-87.0f);
+    const Floats inside = minimum(maximum(x, low), splat(88.0f));
+    const Floats n = nearest(inside * splat(1.44269504f));
     Floats r = fma(n, splat(-0.693359375f), inside);
     r = fma(n, splat(2.12194440e-4f), r);
     Floats p = splat(1.9875691500e-4f);
@@ -165,10 +237,16 @@ INLINE Floats exponential(Floats x) {
     p = fma(p, r, splat(4.1665795894e-2f));
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
-    p = fma(p, r * r, r) + 1.0f;
-    const Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
-    const Floats value = p * (Floats)exponent;
-    return x < low ? Floats{} : value;
+    p = fma(p, r * r, r) + splat(1.0f);
+    return zero_below(x, low, p * power_of_two(n));
+}
+
+// bfloat16: the upper half of a float, rounded to nearest, ties to even; NaN stays NaN.
+INLINE uint16_t to_bf16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t((bits >> 16) | 0x40);
+    return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
 }  // namespace

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from oracle import Driver, make_request, run_blind
 
 from octavo.core.blocks import BlockManager, BlockPool
 from octavo.core.scheduler import Scheduler
 from octavo.request import FinishReason, Sequence
+from tests.core.oracle import Driver, make_request, run_blind
 
 
 def finish_one(driver: Driver, prompt: list[int], **fields: object) -> Sequence:

@@ -17,10 +17,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from oracle import EVENTS, STOP_TOKEN, VOCABULARY, Driver, make_request
 
 from octavo.errors import PoolTooSmallError
 from octavo.request import Request
+from tests.core.oracle import EVENTS, STOP_TOKEN, VOCABULARY, Driver, make_request
 
 BLOCK_SIZES = (1, 2, 4, 7, 16)
 NUM_BLOCKS = (4, 6, 9, 14, 30, 80)
@@ -130,8 +130,8 @@ def test_core_machine_for_long() -> None:
     run_state_machine_as_test(
         CoreMachine,
         settings=settings(
-            max_examples=1500,
-            stateful_step_count=60,
+            max_examples=300,
+            stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
@@ -183,7 +183,7 @@ def test_long_service_changes_no_answer(
     record_property: Callable[[str, object], None],
 ) -> None:
     events: Counter[str] = Counter()
-    for seed in range(1000, 1040):
+    for seed in range(1000, 1020):
         events.update(drive(seed, num_rounds=300).events)
     record_property("core_events", dict(events))
 

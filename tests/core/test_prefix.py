@@ -7,12 +7,12 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import Driver, make_request, run_alone, run_blind
 
 from octavo.core.blocks import BlockManager
 from octavo.core.prefix import PrefixCache, pack
 from octavo.core.scheduler import Scheduler
 from octavo.request import FinishReason, Sequence
+from tests.core.oracle import Driver, make_request, run_alone, run_blind
 
 TOKENS = st.lists(st.integers(0, 2), max_size=6)
 

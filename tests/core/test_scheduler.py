@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from oracle import Driver, make_request, run_blind
 
 from octavo.core.blocks import BlockManager
 from octavo.core.scheduler import MAX_PASSES, MAX_PREEMPTIONS, Scheduler
 from octavo.errors import InvalidParameterError, PoolTooSmallError
 from octavo.request import FinishReason, Sequence, SequenceStatus
+from tests.core.oracle import Driver, make_request, run_blind
 
 
 def add(driver: Driver, length: int, name: str, **fields: Any) -> Sequence:
