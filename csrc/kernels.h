@@ -9,11 +9,12 @@
 
 namespace octavo {
 
-// Activations as int8, a scale and a sum per group of 32: x ~ scale * q. `groups` per row.
+// Activations as int8 with a scale per group of 32: x ~ scale * q. `groups` per row.
 struct QuantizedRows {
-    int8_t* values;  // (rows, groups * 32)
-    float* scales;   // (rows, groups)
-    float* sums;     // (rows, groups): the sum of the group's integers
+    int8_t* values;   // (rows, groups * 32), from -127 to 127
+    float* scales;    // (rows, groups)
+    float* sums;      // (rows, groups): scale * the sum of the group's integers
+    int32_t* starts;  // (rows, groups): -128 * that sum, what int8 weights' offset of 128 adds too much
     int32_t groups;
 };
 

@@ -30,6 +30,7 @@ void Tape::add(Operation operation) {
         values_.resize(std::max(values_.size(), groups * GROUP));
         scales_.resize(std::max(scales_.size(), groups));
         sums_.resize(std::max(sums_.size(), groups));
+        starts_.resize(std::max(starts_.size(), groups));
     }
     if (operation.kind == Kind::select_rows) select_ = int(operations_.size());
     operations_.push_back(std::move(operation));
@@ -114,7 +115,8 @@ void Tape::execute(const Operation& op, const Step& step, int rows) {
 }
 
 void Tape::linear(const Operation& op, int rows) {
-    QuantizedRows quantized{values_.data(), scales_.data(), sums_.data(), groups_of(op.matrices[0].inputs)};
+    const QuantizedRows quantized{values_.data(), scales_.data(), sums_.data(), starts_.data(),
+                                  groups_of(op.matrices[0].inputs)};
     if (std::any_of(op.matrices.begin(), op.matrices.end(), is_group))
         over_rows(rows, [&](int row) { kernels_.quantize_row(op.x.row(row), op.x.width, quantized, row); });
     int num_panels = 0;

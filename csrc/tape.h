@@ -41,6 +41,7 @@ class Tape {
     int select_ = INT32_MAX;  // index of select_rows
     std::vector<int8_t> values_;  // activations of one linear, quantised
     std::vector<float> scales_, sums_;
+    std::vector<int32_t> starts_;
     std::vector<int32_t> first_job_;  // of each chunk, in units of query tiles
 };
 

@@ -155,10 +155,10 @@ def _preempted(model: str, base: dict[str, Any]) -> Results:
     """Run each subject beside six more important requests that grow until it has to yield.
 
     The pool just lets it start, with the one free block per neighbour that admission asks for; each
-    neighbour takes another block within six steps, and the subject one within eight.
+    neighbour takes that one when its two samples part, and two more after five steps.
     """
-    growing = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
-    size, crowd = 8, [Subject(prompt_of(3 + i, 200 + i), growing) for i in range(6)]
+    growing = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True, n=2)
+    size, crowd = 16, [Subject(prompt_of(11, 200 + i), growing) for i in range(6)]
     results = []
     for subject in subjects():
         length = len(subject.prompt["prompt_token_ids"])

@@ -46,7 +46,7 @@ def test_tokens_and_prompt_logprobs_equal_those_of_transformers(name, num_prompt
     known = golden["prompt_logprobs"]
     greedy = SamplingParams(temperature=0, max_tokens=golden["num_tokens"], ignore_eos=True)
     report = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
-    with start(name, kv_cache_dtype="float32") as llm:
+    with start(name, executor="reference", kv_cache_dtype="float32") as llm:
         for prompt in [*prompts, known]:
             assert (
                 llm.tokenizer.encode(prompt["prompt"], parse_special=True) == prompt["prompt_ids"]

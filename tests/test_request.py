@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from octavo.errors import InvalidParameterError
+from octavo.errors import BadRequestError, InvalidParameterError
 from octavo.request import (
     FinishReason,
     Request,
@@ -235,7 +235,7 @@ class TestFromDict:
         [("topp", "top_p"), ("max_token", "max_tokens"), ("temprature", "temperature")],
     )
     def test_an_unknown_name_is_refused_and_the_nearest_named(self, unknown, meant):
-        with pytest.raises(InvalidParameterError) as caught:
+        with pytest.raises(BadRequestError, match="no sampling parameter") as caught:
             SamplingParams.from_dict({"n": 1, unknown: 1})
         assert repr(meant) in str(caught.value)
         assert repr(unknown) in str(caught.value)

@@ -124,8 +124,7 @@ def command_line_page() -> str:
         "",
     ]
     shared: dict[str, list[tuple[str, ...]]] = {}
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    for name, command in commands.items():
+    for name, command in _commands(typer.main.get_command(app)):
         usage = " ".join(f"[{p.name}]" if not p.required else p.name for p in _arguments(command))
         options = _options(command)
         own = options.pop("Options", [])
@@ -145,6 +144,15 @@ def command_line_page() -> str:
         lines += [f"## {title} options", ""]
         lines += [*_table(("option", "default", "what it does"), rows), ""]
     return "\n".join(lines)
+
+
+def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each command with its whole name; those of a group come one by one."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{prefix}{name} ")
+        else:
+            yield prefix + name, command
 
 
 def _arguments(command: Any) -> list[Any]:

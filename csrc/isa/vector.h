@@ -37,6 +37,10 @@ typedef float Part __attribute__((vector_size(PART * 4)));
 typedef int32_t IntPart __attribute__((vector_size(PART * 4)));
 typedef uint32_t WordPart __attribute__((vector_size(PART * 4)));
 
+INLINE void prefetch(const void* from, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i);
+}
+
 // --- one register ---------------------------------------------------------------------------------
 
 template <class T>
@@ -56,8 +60,17 @@ INLINE Part fma(Part a, Part b, Part c) {
 #endif
 }
 
+// As the instructions have it: where either is NaN, the second.
+#if defined(__AVX512F__)
+INLINE Part maximum(Part a, Part b) { return (Part)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE Part minimum(Part a, Part b) { return (Part)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(__AVX2__)
+INLINE Part maximum(Part a, Part b) { return (Part)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE Part minimum(Part a, Part b) { return (Part)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
 INLINE Part maximum(Part a, Part b) { return a > b ? a : b; }
 INLINE Part minimum(Part a, Part b) { return a < b ? a : b; }
+#endif
 INLINE Part zero_below(Part x, Part low, Part value) { return x < low ? Part{} : value; }
 // 2^n for whole n from -126 to 127.
 INLINE Part power_of_two(Part n) { return (Part)((__builtin_convertvector(n, IntPart) + 127) << 23); }
@@ -214,7 +227,12 @@ INLINE float sum(Floats v) {
 }
 
 INLINE float largest(Floats v) {
-    return fold(v, [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; });
+    return fold(v, [](auto a, auto b) __attribute__((always_inline)) {
+        if constexpr (requires { a.low; })
+            return maximum(a, b);
+        else
+            return a > b ? a : b;
+    });
 }
 
 // The nearest whole number, ties to even, for |x| below 2^22: adding 1.5 * 2^23 rounds.
@@ -227,7 +245,7 @@ INLINE Floats nearest(Floats x) {
 // Below -87 the result is 0.
 INLINE Floats exponential(Floats x) {
     const Floats low = splat(-87.0f);
-    const Floats inside = minimum(maximum(x, low), splat(88.0f));
+    const Floats inside = minimum(splat(88.0f), maximum(low, x));
     const Floats n = nearest(inside * splat(1.44269504f));
     Floats r = fma(n, splat(-0.693359375f), inside);
     r = fma(n, splat(2.12194440e-4f), r);

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from octavo.cli.main import app
 
@@ -78,5 +79,5 @@ def test_commands_in_pages_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:^|`)make ([a-z][a-z-]+)", text, re.MULTILINE)) <= targets
-    commands = {info.name or info.callback.__name__ for info in app.registered_commands}
+    commands = set(typer.main.get_command(app).commands)
     assert set(re.findall(r"(?:^|bin/|`)octavo ([a-z]+)", text, re.MULTILINE)) <= commands

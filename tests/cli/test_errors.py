@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import SMALL, TINY, Finished, Octavo
 
 from octavo.cli.main import main
+from tests.cli.conftest import SMALL, TINY, Finished, Octavo
 
 GENERATE = ("generate", "Hello", "--model", str(TINY), *SMALL)
 
@@ -73,7 +73,10 @@ def test_impossible_value_is_refused_before_the_model_is_looked_for(
         (["--max-model-len", "5000"], ["max_model_len", "5,000", "1,024"]),
         (["--max-tokens", "5000"], ["max_tokens", "5,000", "1,024"]),
         (["--num-gpu-blocks-override", "1", "--max-tokens", "900"], ["900", "32"]),
-        (["--max-model-len", "1000", "--num-gpu-blocks-override", "1"], ["blocks", "32", "1"]),
+        (
+            ["--max-model-len", "1000", "--num-gpu-blocks-override", "1", "--max-tokens", "500"],
+            ["500 to generate", "17 blocks", "has 1"],
+        ),
         (["--chat-template", "/no/such/file"], ["chat_template", "/no/such/file"]),
         (["--tokenizer", "/no/such/folder"], ["/no/such/folder"]),
     ],

@@ -4,17 +4,17 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import SMALL, TINY, Octavo
 
 from octavo.executors.reference import ReferenceExecutor
 from octavo.llm import LLM
 from octavo.request import SamplingParams
+from tests.cli.conftest import SMALL, TINY, Octavo
 
 MODEL = ("--model", str(TINY), *SMALL, "--max-tokens", "8")
 
 
-def answer_of(prompt: object) -> str:
-    with LLM(str(TINY), num_gpu_blocks_override=64) as llm:
+def answer_of(prompt: object, executor: str = "auto") -> str:
+    with LLM(str(TINY), num_gpu_blocks_override=64, executor=executor) as llm:
         prompt = llm.chat_prompt(prompt) if isinstance(prompt, list) else prompt
         params = SamplingParams(temperature=0, max_tokens=8)
         return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].text
@@ -38,7 +38,7 @@ def test_stdout_has_the_answer_and_nothing_else(octavo: Octavo) -> None:
 
 def test_figures_go_to_stderr(octavo: Octavo) -> None:
     err = octavo("generate", "Hello", *MODEL).err
-    assert "llama on the reference executor" in err
+    assert re.search(r"llama on the (cpu \(\w+, \d+ threads?\)|reference) executor", err)
     assert "KV cache: 64 blocks of 32 tokens" in err
     last = err.splitlines()[-1]
     assert re.fullmatch(
@@ -135,10 +135,10 @@ def test_interrupt_ends_the_answer_and_not_the_conversation(
         return submit(self, batch)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ReferenceExecutor, "submit", interrupted_once)
-    done = octavo("chat", *MODEL, stdin="Hello\n/clear\nHello\n")
+    done = octavo("chat", *MODEL, "--executor", "reference", stdin="Hello\n/clear\nHello\n")
     assert done.code == 0
     assert re.findall(r"(\d+) generated", done.err) == ["3", "8"]
-    assert done.out.endswith("\n" + answer_of([user("Hello")]) + "\n")
+    assert done.out.endswith("\n" + answer_of([user("Hello")], "reference") + "\n")
 
 
 def test_turn_that_does_not_fit_leaves_the_conversation_standing(

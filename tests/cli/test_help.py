@@ -5,10 +5,10 @@ import sys
 from dataclasses import fields
 
 import pytest
-from tests.cli.conftest import Octavo
 
 from octavo.cli.settings import SAMPLING_OPTIONS
 from octavo.config import EngineConfig
+from tests.cli.conftest import Octavo
 
 HEAVY = ("numpy", "tokenizers", "jinja2", "huggingface_hub", "gguf", "rich", "threadpoolctl")
 
@@ -28,7 +28,7 @@ def test_help_shows_every_option_by_its_whole_name(
 def test_help_shows_defaults(octavo: Octavo) -> None:
     text = " ".join(octavo("generate", "--help").out.split())
     assert "[default: smollm2-135m]" in text
-    assert "Tokens per block of the KV cache. One of 8, 16, 32, 64, 128, 256. [default: 32]" in text
+    assert "Tokens per block of the KV cache. One of 16, 32, 64, 128, 256. [default: 32]" in text
     assert "[default: the model's, else 0]" in text
 
 

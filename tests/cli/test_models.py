@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Octavo
 
 from octavo.weights.catalog import MODELS
+from tests.cli.conftest import Octavo
 
 SMOLLM = MODELS["smollm2-135m"]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
 from tests.cli.conftest import SMALL, TINY
 
 COMMAND = [sys.executable, "-c", "from octavo.cli.main import main; main()"]

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import TINY, Octavo
 
 from octavo.engine.load import open_model
 from octavo.models.registry import build_program
 from octavo.program.program import Program
+from tests.cli.conftest import TINY, Octavo
 
 
 @pytest.fixture

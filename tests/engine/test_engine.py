@@ -5,6 +5,12 @@ import random
 import tracemalloc
 
 import pytest
+
+from octavo.core.blocks import BlockManager
+from octavo.core.scheduler import Scheduler
+from octavo.engine.engine import Engine
+from octavo.engine.intake import Intake
+from octavo.errors import InvalidParameterError, OctavoError, PoolTooSmallError
 from tests.engines import (
     FailingExecutor,
     InstantExecutor,
@@ -16,12 +22,6 @@ from tests.engines import (
     tiny,
     tokens,
 )
-
-from octavo.core.blocks import BlockManager
-from octavo.core.scheduler import Scheduler
-from octavo.engine.engine import Engine
-from octavo.engine.intake import Intake
-from octavo.errors import InvalidParameterError, OctavoError, PoolTooSmallError
 
 
 @pytest.fixture
@@ -68,7 +68,13 @@ def instant_engine(*, num_blocks=64, block_size=16, **settings):
     return Engine(
         executor=executor,
         scheduler=Scheduler(BlockManager(num_blocks, block_size), **settings),
-        intake=Intake(tokenizer=None, vocab_size=300, max_model_len=100_000, seed=0),
+        intake=Intake(
+            tokenizer=None,
+            vocab_size=300,
+            max_model_len=100_000,
+            max_pool_tokens=num_blocks * block_size,
+            seed=0,
+        ),
         decoder=None,
         clock=virtual_clock(),
     )

@@ -1,11 +1,11 @@
 """From prompts and parameters to requests: what is resolved, what is refused, and the limits."""
 
 import pytest
-from tests.engines import tiny
 
 from octavo.engine.intake import Intake, sampling_defaults
 from octavo.errors import BadRequestError, ContextLengthError, InvalidParameterError
 from octavo.request import SamplingParams
+from tests.engines import tiny
 
 
 class Letters:
@@ -19,13 +19,13 @@ class Letters:
 
 @pytest.fixture
 def intake():
-    return Intake(tokenizer=Letters(), vocab_size=30, max_model_len=20, seed=7)
+    return Intake(tokenizer=Letters(), vocab_size=30, max_model_len=20, max_pool_tokens=100, seed=7)
 
 
 @pytest.fixture
 def mute():
     """A model that came without a tokenizer."""
-    return Intake(tokenizer=None, vocab_size=30, max_model_len=20, seed=7)
+    return Intake(tokenizer=None, vocab_size=30, max_model_len=20, max_pool_tokens=100, seed=7)
 
 
 def build(intake, prompt="abc", *, number=0, priority=0, **params):
@@ -120,6 +120,14 @@ class TestLengths:
             request = build(intake, ids(*range(length)), max_tokens=None)
             assert (request.max_tokens, request.max_length) == (20 - length, 20)
 
+    def test_without_max_tokens_an_answer_ends_where_the_pool_does(self):
+        """The last token is drawn but never computed: it takes no place."""
+        intake = Intake(tokenizer=None, vocab_size=30, max_model_len=20, max_pool_tokens=16, seed=0)
+        for length, most in ((1, 16), (12, 5), (16, 1), (19, 1)):
+            assert build(intake, ids(*range(length)), max_tokens=None).max_tokens == most
+        # What was asked for stays: the scheduler refuses it with the numbers.
+        assert build(intake, ids(1), max_tokens=19).max_tokens == 19
+
     @pytest.mark.case("S37")
     @pytest.mark.parametrize("max_tokens", [16, 10**9, 2**63 - 1])
     def test_more_max_tokens_than_fit_are_refused_with_all_numbers(self, intake, max_tokens):
@@ -182,20 +190,20 @@ class TestParameters:
         seeds = [build(intake, number=number).seed for number in range(50)]
         assert seeds == [build(intake, number=number).seed for number in range(50)]
         assert len(set(seeds)) == 50
-        other = Intake(tokenizer=None, vocab_size=30, max_model_len=20, seed=8)
+        other = Intake(tokenizer=None, vocab_size=30, max_model_len=20, max_pool_tokens=100, seed=8)
         assert build(other, ids(1), number=0).seed != seeds[0]
 
 
 class TestSamplingDefaults:
     def test_known_names_are_taken_and_others_left(self):
         found = sampling_defaults(
-            {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "max_new_tokens": 99, "num_beams": 4}
+            {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "max_new_tokens": 20, "num_beams": 4}
         )
-        assert found == {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "max_tokens": 99}
+        assert found == {"temperature": 0.6, "top_p": 0.9, "top_k": 50}
         assert sampling_defaults({}) == {}
 
     def test_a_value_that_no_request_may_have_is_left_out(self):
-        values = {"temperature": "hot", "top_p": 7, "top_k": None, "max_new_tokens": -1}
+        values = {"temperature": "hot", "top_p": 7, "top_k": None, "min_p": -1}
         assert sampling_defaults({**values, "repetition_penalty": 1.1}) == {
             "repetition_penalty": 1.1
         }

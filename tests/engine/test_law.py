@@ -6,6 +6,7 @@
 from functools import cache
 
 import pytest
+
 from tests import law
 from tests.engines import TINY
 

@@ -3,7 +3,8 @@
 import pytest
 
 from octavo.config import EngineConfig
-from octavo.engine.resolve import DEFAULT_LIMIT, GIB, available_memory, resolve_cache
+from octavo.engine.machine import GIB
+from octavo.engine.resolve import DEFAULT_LIMIT, resolve_cache
 from octavo.errors import SettingError
 
 MIB = 1 << 20
@@ -69,68 +70,3 @@ class TestPool:
 
     def test_auto_pages_are_bfloat16(self):
         assert resolve(GIB).kv_cache_dtype == "bfloat16"
-
-
-class TestAvailableMemory:
-    """A machine of 64 GiB, of which 40 are free."""
-
-    @pytest.fixture
-    def root(self, tmp_path):
-        write(tmp_path / "proc/meminfo", f"MemTotal: 1 kB\nMemAvailable: {40 << 20} kB\n")
-        return tmp_path
-
-    def test_what_the_machine_has_free_without_a_limit(self, root):
-        assert available_memory(root) == 40 * GIB
-        write(root / "proc/self/cgroup", "0::/user\n")
-        write(root / "sys/fs/cgroup/user/memory.max", "max\n")
-        assert available_memory(root) == 40 * GIB
-
-    @pytest.mark.case("V13")
-    def test_a_cgroup_of_4_gib_counts_less_what_it_uses(self, root):
-        write(root / "proc/self/cgroup", "0::/pod/own\n")
-        folder = root / "sys/fs/cgroup/pod/own"
-        write(folder / "memory.max", f"{4 * GIB}\n")
-        write(folder / "memory.current", f"{3 * GIB}\n")
-        write(folder / "memory.stat", f"anon 5\ninactive_file {GIB}\n")
-        assert available_memory(root) == 2 * GIB
-
-    @pytest.mark.case("V13")
-    def test_a_limit_further_up_counts_too(self, root):
-        write(root / "proc/self/cgroup", "0::/pod/own\n")
-        write(root / "sys/fs/cgroup/pod/own/memory.max", "max")
-        folder = root / "sys/fs/cgroup/pod"
-        write(folder / "memory.max", f"{4 * GIB}\n")
-        write(folder / "memory.current", f"{GIB}\n")
-        write(folder / "memory.stat", "inactive_file 0\n")
-        assert available_memory(root) == 3 * GIB
-
-    @pytest.mark.case("V13")
-    def test_cgroups_of_version_1_count_too(self, root):
-        write(root / "proc/self/cgroup", "5:cpu:/\n4:cpuset,memory:/own\n0::/\n")
-        folder = root / "sys/fs/cgroup/memory/own"
-        write(folder / "memory.limit_in_bytes", f"{4 * GIB}\n")
-        write(folder / "memory.usage_in_bytes", f"{3 * GIB}\n")
-        write(folder / "memory.stat", f"total_inactive_file {GIB}\n")
-        assert available_memory(root) == 2 * GIB
-
-    def test_a_limit_that_is_used_up_leaves_nothing(self, root):
-        write(root / "proc/self/cgroup", "0::/\n")
-        write(root / "sys/fs/cgroup/memory.max", f"{GIB}\n")
-        write(root / "sys/fs/cgroup/memory.current", f"{2 * GIB}\n")
-        write(root / "sys/fs/cgroup/memory.stat", "")
-        assert available_memory(root) == 0
-
-    def test_files_that_are_missing_or_strange_are_passed_over(self, tmp_path):
-        assert available_memory(tmp_path) == 4 * GIB
-        write(tmp_path / "proc/meminfo", "MemAvailable: lots kB\n")
-        write(tmp_path / "proc/self/cgroup", "0::/../..\n4:memory:/x\n")
-        write(tmp_path / "sys/fs/cgroup/memory/x/memory.limit_in_bytes", "none")
-        assert available_memory(tmp_path) == 4 * GIB
-
-    def test_this_machine_has_something_free(self):
-        assert available_memory() > 0
-
-
-def write(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)

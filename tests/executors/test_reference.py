@@ -2,21 +2,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from checkpoints import Piece, batch, executor, load
 
 from octavo.executors.executor import PromptRow, SampleRow
 from octavo.executors.reference import prepare
 from octavo.program.ops import ElementSizes
 from octavo.program.program import Chunk
 from octavo.request import Request, SamplingParams
+from tests.executors.checkpoints import Piece, batch, executor, load
 
 IDS = np.random.default_rng(3).integers(0, 300, 100)
 TABLE = range(7)
 
 
-def request(**params) -> Request:
+def request(request_id="r", **params) -> Request:
     return Request(
-        request_id="r",
+        request_id=request_id,
         prompt_token_ids=IDS[:70].tolist(),
         params=SamplingParams(**params),
         max_tokens=8,
@@ -138,13 +138,20 @@ def test_impossible_batch_arrives_as_an_error_and_writes_nothing(field, value, p
     assert not run.pages.array.any()
 
 
-def test_error_of_sampling_arrives_through_the_future():
-    row = SampleRow(0, request(allowed_token_ids=[5]), 0, 1, 0)
-    weights = dict(load("llama")[1])
-    weights["embedding"] = np.full_like(weights["embedding"], np.nan)
-    run = executor("llama", weights)
-    future = run.submit(batch(Piece(IDS, 0, 1, [0]), samples=(row,)))
-    assert future.exception() is not None
+def test_a_row_without_numbers_fails_its_own_request_and_no_other():
+    weights = dict(load("mistral")[1])  # whose head has weights of its own
+    weights["embedding"] = weights["embedding"].copy()
+    weights["embedding"][IDS[0]] = np.nan
+    bad, good = (request(request_id=name) for name in ("bad", "good"))
+    samples = (SampleRow(0, bad, 0, 1, 0), SampleRow(1, good, 0, 1, 0))
+    known = (PromptRow(0, "bad", 1, 5, 0), PromptRow(1, "good", 1, 5, 0))
+    pieces = (Piece(IDS[:1], 0, 1, [0]), Piece(IDS[1:2], 0, 1, [1]))
+    both = batch(*pieces, samples=samples, prompt_rows=known)
+    result = executor("mistral", weights).submit(both).result()
+    alone = batch(pieces[1], samples=(SampleRow(0, good, 0, 1, 0),))
+    assert result.token_ids[1:] == executor("mistral").submit(alone).result().token_ids
+    assert [report is None for report in result.prompt_logprobs] == [True, False]
+    assert list(result.errors) == ["bad"]
 
 
 @pytest.mark.parametrize("block_size", [0, -16, 24, 512])

@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from checkpoints import Piece, batch, executor, load
 from threadpoolctl import threadpool_limits
 
 from octavo.executors.reference import ReferenceExecutor
 from octavo.program.program import Builder, KVGroup
+from tests.executors.checkpoints import Piece, batch, executor, load
 
 NAMES = ["llama", "llama31-rope", "qwen3", "mistral", "gemma3"]
 LENGTH = 300  # past the first attention segment of 256

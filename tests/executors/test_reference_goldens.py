@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from checkpoints import NAMES, Piece, batch, executor, golden
+
+from tests.executors.checkpoints import NAMES, Piece, batch, executor, golden
 
 TABLES = [range(50), range(50, 100), range(100, 150)]
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from sources import ArraySource, from_gguf, from_huggingface, weights_of
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.models.registry import WeightReader, build_program, origins
 from octavo.program.ops import Attention, Embed
+from tests.models.sources import ArraySource, from_gguf, from_huggingface, weights_of
 
 GEMMA = "Gemma3ForCausalLM"
 QK_NORM = ArraySource({"blk.0.attn_q_norm.weight": np.ones(8, np.float32)})

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from sources import ArraySource, from_gguf, from_huggingface, huggingface, weights_of
 
 from octavo.models.registry import WeightReader, build_program, origins, read_huggingface_config
 from octavo.program.ops import Attention, RMSNorm
+from tests.models.sources import ArraySource, from_gguf, from_huggingface, huggingface, weights_of
 
 STEMS = {
     "self_attn.q_proj": "attn_q",

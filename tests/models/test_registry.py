@@ -3,7 +3,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sources import ArraySource, from_gguf, from_huggingface, gguf, huggingface, weights_of
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.models.registry import (
@@ -14,6 +13,14 @@ from octavo.models.registry import (
     origins,
     read_gguf_config,
     read_huggingface_config,
+)
+from tests.models.sources import (
+    ArraySource,
+    from_gguf,
+    from_huggingface,
+    gguf,
+    huggingface,
+    weights_of,
 )
 
 TINY = Path(__file__).parents[1] / "golden" / "tiny"

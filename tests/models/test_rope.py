@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from sources import ArraySource, from_gguf
 
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.models.fields import Fields
 from octavo.models.rope import frequencies
+from tests.models.sources import ArraySource, from_gguf
 
 LLAMA3 = {
     "rope_type": "llama3",

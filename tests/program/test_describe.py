@@ -1,10 +1,10 @@
 import pytest
-from networks import FAMILIES, network
 
 from octavo.program.describe import describe
 from octavo.program.fuse import fuse
 from octavo.program.ops import ElementSizes
 from octavo.program.program import Chunk
+from tests.program.networks import FAMILIES, network
 
 
 @pytest.mark.parametrize("fold", [True, False])

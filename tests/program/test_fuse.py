@@ -1,9 +1,9 @@
 import pytest
-from networks import FAMILIES, network
 
 from octavo.program.fuse import fuse
 from octavo.program.ops import AddRMSNorm, ElementSizes, Linear, RMSNorm, Split
 from octavo.program.program import Builder, Chunk, KVGroup
+from tests.program.networks import FAMILIES, network
 
 STEP = [Chunk(1, 90), Chunk(33, 33)]
 

@@ -1,7 +1,6 @@
 from dataclasses import replace
 
 import pytest
-from networks import FAMILIES, network
 
 from octavo.program.ops import (
     Attention,
@@ -14,6 +13,7 @@ from octavo.program.ops import (
     WriteKV,
 )
 from octavo.program.program import Builder, Chunk, KVGroup, Program
+from tests.program.networks import FAMILIES, network
 
 
 def rewritten(kind, number=0, **changes):

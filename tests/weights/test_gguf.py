@@ -4,11 +4,11 @@ import struct
 from pathlib import Path
 
 import gguf
-import gguf_files as files
 import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+import tests.weights.gguf_files as files
 from octavo.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from octavo.weights import quants
 from octavo.weights.gguf import GGUFFile, open_gguf

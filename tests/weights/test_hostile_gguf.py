@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gguf.quants  # noqa: F401  imported ahead, lest its cost be counted as a file's
-import gguf_files as files
 import pytest
-from gguf_files import ARRAY, F32, STRING, UINT32, Array, Field, Pair, Tensor
 
+import tests.weights.gguf_files as files
 from octavo.errors import ModelFileError, UnsupportedModelError
 from octavo.weights.gguf import open_gguf
+from tests.weights.gguf_files import ARRAY, F32, STRING, UINT32, Array, Field, Pair, Tensor
 
 SEED = 20_250_611
 NUM_MUTATIONS = 1000

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from octavo.cli import bench
 from octavo.cli.settings import ENGINE_OPTIONS, SAMPLING_OPTIONS, Command, with_options
 from octavo.config import EngineConfig
 from octavo.errors import OctavoError
@@ -34,6 +35,7 @@ ModelArgument = Annotated[
     str, typer.Argument(help="Short name, path, hf:org/name[:file] or pypi:…")
 ]
 System = Annotated[str | None, typer.Option("--system", help="System message.")]
+app.add_typer(bench.app, name="bench")
 _GROUPS = (("sampling", SAMPLING_OPTIONS), ("engine", ENGINE_OPTIONS))
 
 

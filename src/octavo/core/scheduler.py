@@ -9,8 +9,8 @@ admitted, so only newly generated tokens can make another sequence yield.
 """
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
@@ -46,6 +46,11 @@ class StepPlan:
     budget: int
     admitted: list[Sequence]
     preempted: list[Sequence]
+
+    def without(self, request_ids: Set[str]) -> "StepPlan":
+        """Return the plan without the chunks of some requests, which have been finished."""
+        kept = [c for c in self.chunks if c.sequence.request.request_id not in request_ids]
+        return replace(self, chunks=kept)
 
 
 @dataclass(slots=True)
@@ -127,8 +132,9 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence wherever it stands and free its blocks. Does nothing if it has ended.
 
-        Not to be called between `schedule` and `commit`. With `ERROR` the last step's writes are in
-        doubt, so only blocks published before it stay findable.
+        Between `schedule` and `commit` only for requests that the committed plan is `without`. With
+        `ERROR` the last step's writes are in doubt, so only what was published before it stays
+        findable.
         """
         if sequence.status is SequenceStatus.FINISHED:
             return

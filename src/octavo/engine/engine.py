@@ -166,19 +166,20 @@ class Engine:
         self._num_steps += 1
         self._last_step_time = result.duration
         self._keep_prompt_logprobs(batch, result)
-        advanced = self.scheduler.commit(plan, result.token_ids)
+        drawn = list(zip(result.token_ids, result.logprobs, strict=True))
+        if result.errors:
+            # What a failed request computed is in doubt: it leaves before anything is published.
+            for request_id, error in result.errors.items():
+                self._end(self._active[request_id], FinishReason.ERROR, error)
+            rows = zip(drawn, batch.samples, strict=True)
+            drawn = [pair for pair, row in rows if row.request.request_id not in result.errors]
+            plan = plan.without(result.errors.keys())
+        advanced = self.scheduler.commit(plan, [token_id for token_id, _ in drawn])
         now = self._clock()
-        for sequence, token_id, logprobs in zip(
-            advanced, result.token_ids, result.logprobs, strict=True
-        ):
+        for sequence, (token_id, logprobs) in zip(advanced, drawn, strict=True):
             active = self._active[sequence.request.request_id]
             active.sequences[sequence.index] = sequence
-            if sequence.request.request_id in result.errors:
-                sequence.finish_reason = None  # whatever its token would have meant
-            else:
-                self._emit_token(active, sequence, token_id, logprobs, now)
-        for request_id, error in result.errors.items():
-            self._end(self._active[request_id], FinishReason.ERROR, error)
+            self._emit_token(active, sequence, token_id, logprobs, now)
 
     def _keep_prompt_logprobs(self, batch: Batch, result: StepResult) -> None:
         for row, found in zip(batch.prompt_rows, result.prompt_logprobs, strict=True):

@@ -10,6 +10,7 @@ order of ids. Invariant: the result depends on the row's logits and its `SampleR
 
 import math
 from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,28 +37,35 @@ def sample_tiles(batch: Batch, tiles: Iterable[tuple[int, NDArray[np.float32]]])
     tiles: (first, logits of the rows from `first` on) of `batch.logit_rows`, in order; a tile is
     not looked at again. A row whose logits are no numbers fails its own request alone.
     """
-    result = StepResult([], [])
-    samples, prompt_rows = iter(batch.samples), iter(batch.prompt_rows)
-    row, known = next(samples, None), next(prompt_rows, None)
+    samples, known = batch.samples, batch.prompt_rows
+    result = StepResult([0] * len(samples), [None] * len(samples), [None] * len(known))
+    to_draw, to_report = _by_logit_row(samples), _by_logit_row(known)
     for first, tile in tiles:
-        while row is not None and row.logit_row < first + len(tile):
-            token_id, found = 0, None
+        while to_draw and samples[to_draw[-1]].logit_row < first + len(tile):
+            place = to_draw.pop()
+            row = samples[place]
             try:
-                token_id, found = sample(tile[row.logit_row - first], row)
+                drawn = sample(tile[row.logit_row - first], row)
+                result.token_ids[place], result.logprobs[place] = drawn
             except OctavoError as error:
                 result.errors[row.request.request_id] = error
-            result.token_ids.append(token_id)
-            result.logprobs.append(found)
-            row = next(samples, None)
-        while known is not None and known.logit_row < first + len(tile):
-            reported = None
+        while to_report and known[to_report[-1]].logit_row < first + len(tile):
+            place = to_report.pop()
+            asked = known[place]
             try:
-                reported = prompt_logprobs(tile[known.logit_row - first], known)
+                result.prompt_logprobs[place] = prompt_logprobs(
+                    tile[asked.logit_row - first], asked
+                )
             except OctavoError as error:
-                result.errors[known.request_id] = error
-            result.prompt_logprobs.append(reported)
-            known = next(prompt_rows, None)
+                result.errors[asked.request_id] = error
+    if to_draw or to_report:
+        raise ValueError("a row to sample is not among the batch's logit_rows")
     return result
+
+
+def _by_logit_row(rows: Ordered[SampleRow] | Ordered[PromptRow]) -> list[int]:
+    """Return the rows' places, the first logit row last: `pop` takes them in the tiles' order."""
+    return sorted(range(len(rows)), key=lambda place: -rows[place].logit_row)
 
 
 def sample(logits: NDArray[np.float32], row: SampleRow) -> tuple[int, TokenLogprobs | None]:

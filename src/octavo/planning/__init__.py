@@ -1,0 +1,1 @@
+"""Everything that runs an engine to learn something about it."""

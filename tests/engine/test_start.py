@@ -1,0 +1,101 @@
+"""From settings to a running engine, or to one line that says why not."""
+
+import re
+
+import pytest
+
+from octavo import LLM
+from octavo.engine import start
+from octavo.engine.backend import Backend
+from octavo.errors import BadRequestError, ChatTemplateError, SettingError
+from tests.engine.starting import FEW, refusal
+from tests.engines import TINY, greedy, only, tokens
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of the tiny Llama that a test may spoil."""
+    for path in (TINY / "llama").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in TINY.iterdir()))
+def test_every_tiny_model_starts_and_says_what_it_runs_on(name):
+    with LLM(str(TINY / name), **FEW) as llm:
+        assert only(llm, "Hello", greedy(2)).finish_reason == "length"
+        first, second = llm.reasons
+        assert first.startswith(f"{name} on the {llm.engine.executor.name} executor")
+    assert re.search("on the (cpu|reference)", first)
+    assert second.startswith("KV cache: 8 blocks of 32 tokens")
+
+
+@pytest.mark.case("V13")
+@pytest.mark.parametrize(
+    ("settings", "bytes_per_weight"),
+    [({"executor": "reference"}, 4), ({"executor": "reference", "dtype": "float64"}, 8), ({}, 2)],
+)
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(
+    monkeypatch, settings, bytes_per_weight
+):
+    """The tiny Llama has 130,240 weights, which even the native library keeps in 16 bits."""
+    monkeypatch.setattr(Backend, "build", None)
+    monkeypatch.setattr(start, "available_memory", lambda: bytes_per_weight * 130_240)
+    line = refusal(TINY / "llama", SettingError, **settings)
+    assert line.startswith("The weights need 0.00 GiB but")
+
+
+class TestSettings:
+    def test_without_a_tokenizer_token_ids_will_do_and_text_is_refused(self, copied):
+        (copied / "tokenizer.json").unlink()
+        with LLM(str(copied), **FEW) as llm:
+            completion = only(llm, tokens(5), greedy(3, logprobs=1))
+            assert (len(completion.token_ids), completion.text) == (3, "")
+            assert next(iter(completion.logprobs[0].values())).decoded_token is None
+            assert not llm.has_chat_template
+            with pytest.raises(BadRequestError, match="without a tokenizer"):
+                llm.generate("text", greedy(3))
+            with pytest.raises(ChatTemplateError, match="without a tokenizer"):
+                llm.chat([{"role": "user", "content": "Hi"}])
+
+    @pytest.mark.parametrize("part", [".", "tokenizer.json"])
+    def test_another_tokenizer_may_take_the_place_of_the_models(self, copied, part):
+        (copied / "tokenizer.json").write_text("the model's own is damaged")
+        with LLM(str(copied), tokenizer=str(TINY / "llama" / part), **FEW) as llm:
+            assert only(llm, "text", greedy(3)).text
+
+    def test_a_chat_template_file_takes_the_place_of_the_models(self, tmp_path):
+        path = tmp_path / "short.jinja"
+        path.write_text("{% for m in messages %}{{ m.content }}!{% endfor %}")
+        with LLM(str(TINY / "llama"), chat_template=str(path), **FEW) as llm:
+            prompt = llm.chat_prompt([{"role": "user", "content": "Hi"}])
+            assert prompt["prompt_token_ids"] == llm.tokenizer.encode("Hi!")
+
+    @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+    def test_a_chat_template_that_cannot_be_read_is_refused(self, tmp_path, content):
+        path = tmp_path / "short.jinja"
+        if content is not None:
+            path.write_bytes(content)
+        assert "chat_template: cannot read" in refusal(
+            TINY / "llama", SettingError, chat_template=str(path)
+        )
+
+    def test_float64_arithmetic_agrees_with_float32(self):
+        found = []
+        for dtype in ("float32", "float64"):
+            with LLM(str(TINY / "llama"), dtype=dtype, kv_cache_dtype="float32", **FEW) as llm:
+                found.append(only(llm, tokens(30), greedy(6, logprobs=0)))
+        assert found[0].token_ids == found[1].token_ids
+        assert found[0].cumulative_logprob == pytest.approx(found[1].cumulative_logprob, abs=1e-4)
+        assert found[0].logprobs != found[1].logprobs
+
+    def test_models_of_one_architecture_have_fingerprints_of_their_own(self, copied):
+        weights = copied / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[8 + int.from_bytes(content[:8], "little")] ^= 1  # a bit of the first weight
+        weights.write_bytes(content)
+        prints = []
+        for path in (TINY / "llama", copied):
+            with LLM(str(path), **FEW) as llm:
+                prints.append(llm.engine.executor.fingerprint)
+        assert prints[0] != prints[1]
