@@ -27,7 +27,7 @@ PROMPT = (
 
 
 def gigaflops(program: Program, steps: Iterable[Chunk]) -> dict[str, float]:
-    """Return 10^9 flops of projections, attention and the rest over `steps`, one token drawn each."""
+    """Return 10^9 flops of projections, attention and the rest; each step draws one token."""
     sums = {"projections": 0, "attention": 0, "rest": 0}
     for step in steps:
         for op in program.body:

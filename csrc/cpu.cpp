@@ -1,5 +1,13 @@
 #include "cpu.h"
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace octavo {
 
 namespace {
@@ -14,6 +22,22 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
+
+// Tiles of bytes and of bfloat16, and the kernel's leave to use them: it is given to a process once asked
+// for, and threads inherit it.
+bool has_amx() {
+#if defined(__linux__)
+    unsigned a, b, c, d;
+    if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    const unsigned bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25, all = bf16 | tile | int8;
+    if ((d & all) != all || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & 1u << 5)) return false;
+    constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM
+    static const bool is_granted = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+    return is_granted;
+#else
+    return false;
+#endif
+}
 #endif
 
 }  // namespace
@@ -21,6 +45,9 @@ bool has_avx512() {
 std::vector<std::string> instruction_sets() {
     std::vector<std::string> names;
 #if defined(__x86_64__)
+#if defined(OCTAVO_HAS_AMX)
+    if (has_amx()) names.push_back("amx");
+#endif
 #if defined(OCTAVO_HAS_AVX512)
     if (has_avx512()) names.push_back("avx512");
 #endif
@@ -35,6 +62,9 @@ std::vector<std::string> instruction_sets() {
 const Kernels* find_kernels(const std::string& name) {
     for (const std::string& usable : instruction_sets()) {
         if (usable != name) continue;
+#if defined(OCTAVO_HAS_AMX)
+        if (name == "amx") return amx_kernels();
+#endif
 #if defined(OCTAVO_HAS_AVX512)
         if (name == "avx512") return avx512_kernels();
 #endif

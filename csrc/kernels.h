@@ -9,13 +9,20 @@
 
 namespace octavo {
 
-// Activations as int8 with a scale per group of 32: x ~ scale * q. `groups` per row.
-struct QuantizedRows {
-    int8_t* values;   // (rows, groups * 32), from -127 to 127
-    float* scales;    // (rows, groups)
-    float* sums;      // (rows, groups): scale * the sum of the group's integers
-    int32_t* starts;  // (rows, groups): -128 * that sum, what int8 weights' offset of 128 adds too much
-    int32_t groups;
+// The rows that go into a product: as floats, and as whatever the weights' format makes of them.
+//
+// Prepared rows lie in tiles of 16: the 32 inputs of group g of row r at (r / 16, g, r % 16). As int8:
+// x ~ scale * value, with a scale per row and group.
+struct Activations {
+    const float* x;
+    int32_t stride, width, groups;
+    int8_t* values;     // from -127 to 127
+    float* scales;      // (rows / 16, groups, 16), as are the next two
+    float* sums;        // scale * the sum of the group's values
+    int32_t* starts;    // -128 * that sum: what the offset of 128 in int8 weights adds too much
+    uint16_t* rounded;  // as bfloat16
+
+    int64_t tile(int64_t row, int group) const { return ((row / 16) * groups + group) * 16 + row % 16; }
 };
 
 struct AttentionJob {
@@ -39,12 +46,11 @@ struct Kernels {
     void (*gated_activation)(const float* gate, const float* up, float* out, int width, int kind);
     void (*rope)(const float* x, const float* cosines, const float* sines, float* out, int heads,
                  int head_dim);
-    void (*quantize_row)(const float* x, int width, QuantizedRows rows, int row);
+    // Prepare a row for products with weights of this format.
+    void (*prepare_row)(Format format, const Activations& rows, int row);
     // out[row][16 panel + lane] for rows [0, num_rows) and panels [first, end); bias may be null.
-    void (*group_product)(const Matrix& matrix, const QuantizedRows& rows, int num_rows, int first,
-                          int end, const float* bias, float* out, int stride);
-    void (*bf16_product)(const Matrix& matrix, const float* x, int x_stride, int num_rows, int first,
-                         int end, const float* bias, float* out, int stride);
+    void (*product)(const Matrix& matrix, const Activations& rows, int num_rows, int first, int end,
+                    const float* bias, float* out, int stride);
     void (*write_kv)(const float* k, const float* v, uint8_t* page, int slot, const Pages& pages);
     void (*attention)(const AttentionJob& job, const Pages& pages);
 };
@@ -53,5 +59,6 @@ struct Kernels {
 const Kernels* generic_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
+const Kernels* amx_kernels();
 
 }  // namespace octavo

@@ -26,11 +26,12 @@ Tape::Tape(const Kernels& kernels, Pages pages, int max_rows, int num_threads)
 
 void Tape::add(Operation operation) {
     if (operation.kind == Kind::linear) {
-        const size_t groups = size_t(max_rows_) * groups_of(operation.matrices[0].inputs);
-        values_.resize(std::max(values_.size(), groups * GROUP));
-        scales_.resize(std::max(scales_.size(), groups));
-        sums_.resize(std::max(sums_.size(), groups));
-        starts_.resize(std::max(starts_.size(), groups));
+        const size_t tiles = size_t(ceil_div(max_rows_, 16)) * 16 * groups_of(operation.matrices[0].inputs);
+        // Kernels may read, not use, a few tiles beyond the last.
+        values_.resize(std::max(values_.size(), (tiles + 64) * GROUP));
+        rounded_.resize(std::max(rounded_.size(), tiles * GROUP));
+        for (auto* each : {&scales_, &sums_}) each->resize(std::max(each->size(), tiles));
+        starts_.resize(std::max(starts_.size(), tiles));
     }
     if (operation.kind == Kind::select_rows) select_ = int(operations_.size());
     operations_.push_back(std::move(operation));
@@ -115,10 +116,15 @@ void Tape::execute(const Operation& op, const Step& step, int rows) {
 }
 
 void Tape::linear(const Operation& op, int rows) {
-    const QuantizedRows quantized{values_.data(), scales_.data(), sums_.data(), starts_.data(),
-                                  groups_of(op.matrices[0].inputs)};
-    if (std::any_of(op.matrices.begin(), op.matrices.end(), is_group))
-        over_rows(rows, [&](int row) { kernels_.quantize_row(op.x.row(row), op.x.width, quantized, row); });
+    const Activations in{op.x.base, op.x.stride, op.x.width, groups_of(op.x.width), values_.data(),
+                         scales_.data(), sums_.data(), starts_.data(), rounded_.data()};
+    over_rows(rows, [&](int row) {
+        // The group formats share one preparation.
+        if (std::any_of(op.matrices.begin(), op.matrices.end(), is_group))
+            kernels_.prepare_row(Format::int8_group, in, row);
+        if (!std::all_of(op.matrices.begin(), op.matrices.end(), is_group))
+            kernels_.prepare_row(Format::bf16, in, row);
+    });
     int num_panels = 0;
     for (const Matrix& matrix : op.matrices) num_panels += panels_of(matrix.outputs);
     const int per_job = std::max(1, num_panels / (num_threads() * JOBS_PER_THREAD));
@@ -129,11 +135,8 @@ void Tape::linear(const Operation& op, int rows) {
             const int panels = panels_of(matrix.outputs);
             const int first = std::max(begin, 0), last = std::min(end, panels);
             float* out = op.out.base + column;
-            if (first < last && is_group(matrix))
-                kernels_.group_product(matrix, quantized, rows, first, last, op.biases[i], out, op.out.stride);
-            else if (first < last)
-                kernels_.bf16_product(matrix, op.x.base, op.x.stride, rows, first, last, op.biases[i], out,
-                                      op.out.stride);
+            if (first < last)
+                kernels_.product(matrix, in, rows, first, last, op.biases[i], out, op.out.stride);
             begin -= panels, end -= panels, column += matrix.outputs;
         }
     });

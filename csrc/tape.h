@@ -39,7 +39,9 @@ class Tape {
     Pool pool_;
     std::vector<Operation> operations_;
     int select_ = INT32_MAX;  // index of select_rows
-    std::vector<int8_t> values_;  // activations of one linear, quantised
+    // The rows that go into a linear, prepared for its weights' formats: see Activations.
+    std::vector<int8_t> values_;
+    std::vector<uint16_t> rounded_;
     std::vector<float> scales_, sums_;
     std::vector<int32_t> starts_;
     std::vector<int32_t> first_job_;  // of each chunk, in units of query tiles

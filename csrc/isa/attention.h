@@ -24,6 +24,17 @@ struct Segment {
     const AttentionJob& job;
     const Pages& pages;
     int start, length;
+    bool is_cold;  // the first to read it fetches ahead, beyond what the hardware foresees
+
+    // Called for positions [offset, offset + 16): fetch what comes a block later, and their values.
+    template <class Element>
+    void fetch(int offset) const {
+        if (!is_cold) return;
+        const int bytes = LANES * pages.head_dim * int(sizeof(Element)), block = pages.block_size;
+        const int part = (start + offset) % block / LANES * LANES * pages.head_dim;
+        prefetch_far(page<Element>(offset) + pages.page_elements() + part, bytes);
+        if (offset + block < length) prefetch_far(page<Element>(offset + block) + part, bytes);
+    }
 
     template <class Element>
     const Element* keys(int offset) const {
@@ -106,7 +117,10 @@ struct FloatTiles {
     void scores(const Segment& segment, int rows, int dims, float* out) const {
         const auto tile = rows == 1 ? score_tile<Element, 1>
                           : rows <= 4 ? score_tile<Element, 4> : score_tile<Element, ROWS>;
-        for (int at = 0; at < segment.length; at += LANES) tile(q, dims, segment.keys<Element>(at), out + at);
+        for (int at = 0; at < segment.length; at += LANES) {
+            segment.fetch<Element>(at);
+            tile(q, dims, segment.keys<Element>(at), out + at);
+        }
     }
 
     void sums(const Segment& segment, int rows, int dims, const float* weights, float* out) {
@@ -170,7 +184,7 @@ void attend(const AttentionJob& job, const Pages& pages, int first, int count) {
     for (int start = oldest / SEGMENT * SEGMENT; start <= high; start += SEGMENT) {
         const int length = high + 1 - start < SEGMENT ? high + 1 - start : SEGMENT;
         const int padded = (length + LANES - 1) / LANES * LANES;
-        const Segment segment{job, pages, start, length};
+        const Segment segment{job, pages, start, length, first == 0};
         tiles.scores(segment, count, dims, scores);
         for (int r = 0; r < count; ++r) {
             const int end = position[r] + 1 - start < length ? position[r] + 1 - start : length;

@@ -14,32 +14,38 @@
 
 namespace {
 
+using octavo::Activations;
 using octavo::Format;
 using octavo::GROUP;
 using octavo::Matrix;
-using octavo::QuantizedRows;
+
 
 // Rows of the largest tile: as many as there are registers for.
 constexpr int TILE_ROWS = PART == 16 ? 8 : 4;
 // How far ahead weights are fetched: the hardware's prefetcher stops at each 4 KB page.
-constexpr int AHEAD = 4096;
+constexpr int AHEAD = 2048;
 
-void quantize_row(const float* x, int width, QuantizedRows rows, int row) {
-    const int64_t at = int64_t(row) * rows.groups;
+void quantize_row(const Activations& rows, int row) {
+    const float* x = rows.x + int64_t(row) * rows.stride;
     for (int g = 0; g < rows.groups; ++g) {
-        const int begin = g * GROUP, rest = width - begin - LANES;
-        const Floats a = load_some(x + begin, width - begin);
+        const int begin = g * GROUP, rest = rows.width - begin - LANES;
+        const Floats a = load_some(x + begin, rows.width - begin);
         const Floats b = rest > 0 ? load_some(x + begin + LANES, rest) : Floats{};
         const float top = largest(maximum(maximum(a, -a), maximum(b, -b)));
         const Floats inverse = splat(top > 0 ? 127.0f / top : 0.0f);
         const Floats p = nearest(a * inverse), q = nearest(b * inverse);
-        int8_t* to = rows.values + at * GROUP + begin;
-        store_bytes(to, p), store_bytes(to + LANES, q);
+        const int64_t at = rows.tile(row, g);
+        store_bytes(rows.values + at * GROUP, p), store_bytes(rows.values + at * GROUP + LANES, q);
         const float total = sum(p + q), scale = top / 127.0f;
-        rows.scales[at + g] = scale;
-        rows.sums[at + g] = total * scale;
-        rows.starts[at + g] = int32_t(total) * -128;
+        rows.scales[at] = scale;
+        rows.sums[at] = total * scale;
+        rows.starts[at] = int32_t(total) * -128;
     }
+}
+
+// Here bfloat16 weights meet floats; the tiles of amx.cpp need them rounded.
+void prepare_row(Format format, const Activations& rows, int row) {
+    if (format != Format::bf16) quantize_row(rows, row);
 }
 
 // --- dot products of one part of a panel with the bytes of one row, exactly -------------------------
@@ -133,25 +139,24 @@ INLINE void store_outputs(Part* acc, const float* bias, float* out, int column, 
     }
 }
 
-// Up to R rows with one panel. Rows that are missing repeat the last one and are not stored.
+// Up to R rows with one panel, all of one tile of activations. Rows that are missing are computed from
+// whatever lies there, and not stored.
 template <Format format, int R>
-void group_tile(const Matrix& m, const QuantizedRows& rows, int row, int count, int panel, const float* bias,
+void group_tile(const Matrix& m, const Activations& rows, int row, int count, int panel, const float* bias,
                 float* out, int stride) {
-    const int groups = rows.groups;
     const uint8_t* block = m.panels + panel * octavo::panel_bytes(format, m.inputs);
-    int64_t at[R];
-    UNROLL for (int r = 0; r < R; ++r) at[r] = int64_t(row + (r < count ? r : count - 1)) * groups;
     Part acc[R][PARTS] = {};
-    for (int g = 0; g < groups; ++g, block += block_size(format)) {
+    int64_t at = rows.tile(row, 0);
+    for (int g = 0; g < rows.groups; ++g, block += block_size(format), at += 16) {
         prefetch(block + AHEAD, block_size(format));
         UNROLL for (int part = 0; part < PARTS; ++part) {
             IntPart dots[R];
-            UNROLL for (int r = 0; r < R; ++r) dots[r] = dot_start<format>(rows.starts[at[r] + g]);
+            UNROLL for (int r = 0; r < R; ++r) dots[r] = dot_start<format>(rows.starts[at + r]);
             UNROLL for (int i = 0; i < GROUP / 4; ++i) {
                 const WordPart weights = four_weights<format>(block, i, part);
                 UNROLL for (int r = 0; r < R; ++r) {
                     int32_t four;
-                    std::memcpy(&four, rows.values + (at[r] + g) * GROUP + 4 * i, 4);
+                    std::memcpy(&four, rows.values + (at + r) * GROUP + 4 * i, 4);
                     dots[r] = dot_add<format>(dots[r], weights, four);
                 }
             }
@@ -160,39 +165,19 @@ void group_tile(const Matrix& m, const QuantizedRows& rows, int row, int count, 
             const Part minimum = format == Format::int4_group ? load_halves(halves + LANES) : Part{};
             UNROLL for (int r = 0; r < R; ++r)
                 acc[r][part] = add_group<format>(acc[r][part], dot_end<format>(dots[r]), scale, minimum,
-                                                 rows.scales[at[r] + g], rows.sums[at[r] + g]);
+                                                 rows.scales[at + r], rows.sums[at + r]);
         }
     }
     for (int r = 0; r < count; ++r)
         store_outputs(acc[r], bias, out + int64_t(row + r) * stride, panel * LANES, m.outputs);
 }
 
-template <Format format>
-void group_product_of(const Matrix& m, const QuantizedRows& rows, int num_rows, int first, int end,
-                      const float* bias, float* out, int stride) {
-    for (int panel = first; panel < end; ++panel) {
-        for (int row = 0; row < num_rows; row += TILE_ROWS) {
-            const int count = num_rows - row < TILE_ROWS ? num_rows - row : TILE_ROWS;
-            const auto tile = count == 1 ? group_tile<format, 1>
-                              : count <= 4 ? group_tile<format, 4> : group_tile<format, TILE_ROWS>;
-            tile(m, rows, row, count, panel, bias, out, stride);
-        }
-    }
-}
-
-void group_product(const Matrix& m, const QuantizedRows& rows, int num_rows, int first, int end,
-                   const float* bias, float* out, int stride) {
-    const auto product = m.format == Format::int8_group ? group_product_of<Format::int8_group>
-                                                        : group_product_of<Format::int4_group>;
-    product(m, rows, num_rows, first, end, bias, out, stride);
-}
-
 template <int R>
-void bf16_tile(const Matrix& m, const float* x, int x_stride, int row, int count, int panel, const float* bias,
+void bf16_tile(const Matrix& m, const Activations& rows, int row, int count, int panel, const float* bias,
                float* out, int stride) {
     const auto* weights = (const uint16_t*)(m.panels + panel * octavo::panel_bytes(Format::bf16, m.inputs));
     const float* in[R];
-    UNROLL for (int r = 0; r < R; ++r) in[r] = x + int64_t(row + (r < count ? r : count - 1)) * x_stride;
+    UNROLL for (int r = 0; r < R; ++r) in[r] = rows.x + int64_t(row + (r < count ? r : 0)) * rows.stride;
     Part even[R][PARTS] = {}, odd[R][PARTS] = {};
     for (int i = 0; i < m.inputs; i += 2, weights += 2 * LANES) {
         prefetch((const uint8_t*)weights + AHEAD, 64);
@@ -215,15 +200,31 @@ void bf16_tile(const Matrix& m, const float* x, int x_stride, int row, int count
     }
 }
 
-void bf16_product(const Matrix& m, const float* x, int x_stride, int num_rows, int first, int end,
+using Tile = void (*)(const Matrix&, const Activations&, int row, int count, int panel, const float* bias,
+                      float* out, int stride);
+
+template <int R>
+Tile tile_of(Format format) {
+    if (format == Format::bf16) return bf16_tile<R>;
+    return format == Format::int8_group ? group_tile<Format::int8_group, R> : group_tile<Format::int4_group, R>;
+}
+
+// The rows [row, num_rows) with the panels [first, end).
+void product_from(int row, const Matrix& m, const Activations& rows, int num_rows, int first, int end,
                   const float* bias, float* out, int stride) {
+    const Tile one = tile_of<1>(m.format), four = tile_of<4>(m.format), most = tile_of<TILE_ROWS>(m.format);
     for (int panel = first; panel < end; ++panel) {
-        for (int row = 0; row < num_rows; row += TILE_ROWS) {
-            const int count = num_rows - row < TILE_ROWS ? num_rows - row : TILE_ROWS;
-            const auto tile = count == 1 ? bf16_tile<1> : count <= 4 ? bf16_tile<4> : bf16_tile<TILE_ROWS>;
-            tile(m, x, x_stride, row, count, panel, bias, out, stride);
+        for (int r = row; r < num_rows; r += TILE_ROWS) {
+            const int count = num_rows - r < TILE_ROWS ? num_rows - r : TILE_ROWS;
+            const Tile tile = count == 1 ? one : count <= 4 ? four : most;
+            tile(m, rows, r, count, panel, bias, out, stride);
         }
     }
+}
+
+void product(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
+             float* out, int stride) {
+    product_from(0, m, rows, num_rows, first, end, bias, out, stride);
 }
 
 }  // namespace

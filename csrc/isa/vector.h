@@ -41,6 +41,11 @@ INLINE void prefetch(const void* from, int bytes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i);
 }
 
+// Into the second cache: for more than the first one holds.
+INLINE void prefetch_far(const void* from, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i, 0, 2);
+}
+
 // --- one register ---------------------------------------------------------------------------------
 
 template <class T>

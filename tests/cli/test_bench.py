@@ -2,16 +2,18 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import SMALL, TINY, Octavo
 
 import octavo as package
+from tests.cli.conftest import SMALL, TINY, Octavo
 
 TEXT = "The keys and values of all tokens before it are what a token reads. " * 8
-PERPLEXITY = ("bench", "perplexity", str(TINY), *SMALL, "--executor", "reference")
-THROUGHPUT = ("bench", "throughput", str(TINY), *SMALL, "--executor", "reference")
+TINY_ON_REFERENCE = (str(TINY), *SMALL, "--executor", "reference")
+PERPLEXITY = ("bench", "perplexity", *TINY_ON_REFERENCE, "--context", "64")
+THROUGHPUT = ("bench", "throughput", *TINY_ON_REFERENCE)
 QUICK = (*THROUGHPUT, "--prompt-tokens", "4", "--output-tokens", "3", "--streams", "1,2")
 
 
@@ -26,7 +28,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def test_perplexity_is_a_table_with_what_it_depends_on(octavo: Octavo, text: Path) -> None:
-    done = octavo(*PERPLEXITY, "--text", str(text), "--context", "64")
+    done = octavo(*PERPLEXITY, "--text", str(text))
     assert done.code == 0
     first, headings, row, last = done.out.splitlines()
     assert re.search(r"on text.txt: [\d,]+ tokens count, in \d+ windows of 64", first)
@@ -37,7 +39,7 @@ def test_perplexity_is_a_table_with_what_it_depends_on(octavo: Octavo, text: Pat
 
 
 def test_perplexity_as_json_is_one_object(octavo: Octavo, text: Path) -> None:
-    done = octavo(*PERPLEXITY, "--text", str(text), "--context", "64", "--json")
+    done = octavo(*PERPLEXITY, "--text", str(text), "--json")
     found = json.loads(done.out)
     (score,) = found["scores"]
     assert score["executor"] == "reference"
@@ -46,6 +48,19 @@ def test_perplexity_as_json_is_one_object(octavo: Octavo, text: Path) -> None:
     assert found["context"] == 64
     assert found["machine"]["octavo"] == package.__version__
     assert "comparison" not in found
+
+
+def test_progress_is_shown_on_a_terminal_and_is_no_part_of_the_figures(
+    octavo: Octavo, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = (*PERPLEXITY, "--text", str(text), "--json")
+    silent = octavo(*given)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    shown = octavo(*given)
+    assert re.search(r"Reading .* \d+ of \d+ tokens", shown.err)
+    assert "Reading" not in silent.err
+    assert len(shown.out.splitlines()) == len(silent.out.splitlines()) == 1
 
 
 def test_default_text_is_pythons_help_topics_from_their_beginning(octavo: Octavo) -> None:
@@ -171,7 +186,7 @@ def test_text_without_enough_tokens(
     ("command", "options", "parts"),
     [
         (PERPLEXITY, ["--context", "1024"], ["1,024", "at most 1,023"]),
-        (PERPLEXITY, ["--max-model-len", "64"], ["1,024", "at most 63", "--max-model-len"]),
+        (PERPLEXITY, ["--max-model-len", "64"], ["64 tokens", "at most 63", "--max-model-len"]),
         (THROUGHPUT, ["--prompt-tokens", "1000"], ["1,128", "1,024"]),
         (THROUGHPUT, ["--streams", "1,65"], ["65 streams", "max_num_seqs is 64"]),
     ],

@@ -127,7 +127,6 @@ def run_perplexity(
     as_json: bool,
 ) -> None:
     """Score a text on one executor, or on two to compare, and print the figures."""
-    from octavo.planning.machine import describe_machine
     from octavo.planning.perplexity import Comparison, configs_to_compare, count_tokens
 
     name, text = read_text(path)
@@ -145,7 +144,7 @@ def run_perplexity(
             "context": context,
             "windows": len(windows),
             "scores": [_score_json(score) for score in scores],
-            "machine": describe_machine(),
+            "machine": _surroundings(),
         }
         if comparison is not None:
             described["comparison"] = _comparison_json(comparison)
@@ -158,7 +157,7 @@ def run_perplexity(
     _print_table(_score_rows(scores))
     if comparison is not None:
         print(_comparison_line(comparison))
-    print(_machine_line(describe_machine()))
+    print(_machine_line())
 
 
 def read_text(path: Path | None) -> tuple[str, str]:
@@ -252,7 +251,6 @@ def run_throughput(
 ) -> None:
     """Run loads on one engine and print a row for each."""
     from octavo.engine.start import start_engine
-    from octavo.planning.machine import describe_machine
     from octavo.planning.throughput import run_loads
 
     def tell(repeat: int, load: "Load", run: "Run") -> None:
@@ -271,7 +269,7 @@ def run_throughput(
             "model": config.model,
             "executor": executor,
             "rows": [_row_json(*row) for row in zip(loads, runs, strict=True)],
-            "machine": describe_machine(),
+            "machine": _surroundings(),
         }
         print(json.dumps(described))
         return
@@ -282,7 +280,7 @@ def run_throughput(
         f"answers of {first.output_tokens:,}; median (min-max) of {_count(repeats, 'run')}"
     )
     _print_table(_throughput_rows(loads, runs))
-    print(_machine_line(describe_machine()))
+    print(_machine_line())
 
 
 # Each figure of a run: its name in JSON, its title, its value, decimals shown.
@@ -361,10 +359,18 @@ def _print_lines(lines: Iterable[str]) -> None:
         print(f"[{line}]", file=sys.stderr)
 
 
-def _machine_line(machine: dict[str, Any]) -> str:
-    commit = f" at commit {machine['commit']}" if "commit" in machine else ""
-    cpus = _count(machine["cpus"], "CPU")
-    return f"octavo {machine['octavo']}{commit}, {cpus} of {machine['cpu']}"
+def _surroundings() -> dict[str, Any]:
+    """Return what figures depend on: version, machine and commit."""
+    from octavo import __version__
+    from octavo.planning.machine import describe_machine
+
+    return {"octavo": __version__, **describe_machine()}
+
+
+def _machine_line() -> str:
+    found = _surroundings()
+    commit = f" at commit {found['commit']}" if "commit" in found else ""
+    return f"octavo {found['octavo']}{commit}, {_count(found['cpus'], 'CPU')} of {found['cpu']}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -18,8 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import UnsupportedModelError
+from octavo.executors.arithmetic import SEGMENT
 from octavo.executors.executor import Batch, StepResult
+from octavo.executors.limits import BatchLimits
 from octavo.executors.packing import PackedMatrix, pack
+from octavo.executors.pages import Seal
 from octavo.executors.sampling import sample_tiles
 from octavo.executors.values import place_values
 from octavo.program import ops
@@ -32,6 +35,7 @@ Floats = NDArray[np.float32]
 
 # Rows of logits that are kept at a time.
 HEAD_ROWS = 64
+ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
 
 
 class Weights(Protocol):
@@ -73,7 +77,15 @@ class CPUExecutor:
         clock: Callable[[], float],
         weights_digest: str = "",
     ) -> None:
-        self.name = f"cpu ({instruction_set}, {num_threads} threads)"
+        check_supported(program)
+        if block_size < 16 or block_size % 16 or SEGMENT % block_size:
+            raise ValueError(f"block_size must divide {SEGMENT} in steps of 16, not {block_size}")
+        if kv_dtype not in ELEMENT_BYTES or min(num_threads, max_rows, max_positions) < 1:
+            raise ValueError(
+                f"impossible: kv_dtype {kv_dtype}, {num_threads} threads, {max_rows} rows, "
+                f"{max_positions} positions"
+            )
+        self.name = f"cpu ({instruction_set}, {num_threads} thread{'s'[: num_threads > 1]})"
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.program = fuse(program)
@@ -81,10 +93,10 @@ class CPUExecutor:
         parts += [f"program-{self.program.digest}", f"weights-{weights_digest}"]
         self.fingerprint = " ".join(parts)
         self._clock = clock
-        self._max_rows = max_rows
-        self._max_positions = max_positions
+        self._limits = BatchLimits(program, num_blocks, block_size, max_rows, max_positions)
+        self._seal = Seal(f"{self.fingerprint} {block_size}")
         group = self.program.kv_groups[0]
-        element = 2 if kv_dtype == "bfloat16" else 4
+        element = ELEMENT_BYTES[kv_dtype]
         self.pages = np.zeros(
             (num_blocks, group.elements_per_token * block_size * element), np.uint8
         )
@@ -119,23 +131,21 @@ class CPUExecutor:
         return out
 
     def export_blocks(self, blocks: Ordered[int]) -> bytes:
-        """Return the keys and values of `blocks` as opaque bytes."""
-        return self.pages[list(blocks)].tobytes()
+        """Return the keys and values of `blocks` as opaque bytes that `import_blocks` accepts."""
+        return self._seal.close(self.pages, blocks)
 
     def import_blocks(self, blocks: Ordered[int], content: bytes) -> None:
-        """Overwrite `blocks`; raises `ValueError` if the content is of another size."""
-        expected = len(blocks) * self.pages.shape[1]
-        if len(content) != expected:
-            raise ValueError(f"{len(blocks)} blocks take {expected} bytes, not {len(content)}")
-        self.pages[list(blocks)] = np.frombuffer(content, np.uint8).reshape(len(blocks), -1)
+        """Overwrite `blocks`; raises `ValueError` if the content is of another model or format."""
+        self._seal.open(self.pages, blocks, content)
 
     def close(self) -> None:
         """Release threads, pool and weights; nothing may be submitted afterwards."""
-        del self._tape, self._kept, self.pages, self._logits
+        for name in ("_tape", "_kept", "pages", "_logits"):
+            self.__dict__.pop(name, None)
 
     def _logit_tiles(self, batch: Batch) -> Iterator[tuple[int, Floats]]:
         """Run the step; give the logits of some rows at a time, and which comes first."""
-        self._check(batch)
+        self._limits.check(batch)
         for source, destination in batch.copies.tolist():
             self.pages[destination] = self.pages[source]
         self._run(batch, batch.logit_rows[:HEAD_ROWS], 0)
@@ -155,35 +165,13 @@ class CPUExecutor:
         addresses = [array.ctypes.data for array in arrays]
         self._tape.run(addresses, [*sizes, len(logit_rows)], first, end)
 
-    def _check(self, batch: Batch) -> None:
-        """Raise `ValueError` for a batch that would make the library read or write astray."""
-        rows, starts = len(batch.token_ids), batch.chunk_starts
-        within = {
-            "token_ids": (batch.token_ids, self.program.vocab_size),
-            "block_tables": (batch.block_tables, self.num_blocks),
-            "copies": (batch.copies, self.num_blocks),
-            "logit_rows": (batch.logit_rows, rows),
-            "positions": (
-                batch.positions,
-                min(self._max_positions, batch.block_tables.shape[1] * self.block_size),
-            ),
-        }
-        for name, (values, limit) in within.items():
-            if values.size and not 0 <= values.min() <= values.max() < limit:
-                raise ValueError(f"{name} must be from 0 to {limit - 1}")
-        arrays = (batch.chunk_starts, batch.context_lengths, *(pair[0] for pair in within.values()))
-        if any(array.dtype != np.int32 or not array.flags.c_contiguous for array in arrays):
-            raise ValueError("every array of a batch must be contiguous int32")
-        lengths = np.diff(starts)
-        if not 0 < rows <= self._max_rows or starts[0] or starts[-1] != rows or lengths.min() < 1:
-            raise ValueError(f"chunk_starts {starts.tolist()} do not part {rows} rows")
-        ends = np.repeat(batch.context_lengths - starts[1:], lengths)
-        if not np.array_equal(batch.positions, ends + np.arange(rows)):
-            raise ValueError("each chunk's positions must end where its context_length does")
-
 
 def check_supported(program: Program) -> None:
     """Raise `UnsupportedModelError` if the library cannot run `program`."""
+    if len(program.kv_groups) != 1:
+        raise UnsupportedModelError(
+            f"The native library keeps one KV group, not {len(program.kv_groups)}."
+        )
     for group in program.kv_groups:
         if group.head_dim % 16 or group.head_dim > 512:
             raise UnsupportedModelError(

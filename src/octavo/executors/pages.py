@@ -33,7 +33,7 @@ class PageStore:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._narrow = kv_dtype == "bfloat16"
-        self._seal = hashlib.sha256(f"{label} {shape[1:]} {kv_dtype}".encode()).digest()
+        self._seal = Seal(f"{label} {shape[1:]} {kv_dtype}")
 
     def write(self, layer: int, blocks: Indices, slots: Indices, k: Floats, v: Floats) -> None:
         """Store row i of k and v, (rows, kv_heads, head_dim), in slot slots[i] of blocks[i]."""
@@ -58,28 +58,47 @@ class PageStore:
 
     def export_blocks(self, blocks: Ordered[int]) -> bytes:
         """Return a seal, which tells other layouts and models apart, and the blocks' bytes."""
-        return self._seal + self.array[self._checked(blocks)].tobytes()
+        return self._seal.close(self.array, blocks)
 
     def import_blocks(self, blocks: Ordered[int], content: bytes) -> None:
         """Overwrite blocks; raises `ValueError` if the content is not of this kind and number."""
-        indices = self._checked(blocks)
-        if content[: len(self._seal)] != self._seal:
-            raise ValueError("these blocks come from another model, executor or KV format")
-        expected = len(self._seal) + len(indices) * self.array[:1].nbytes
-        if len(content) != expected:
-            raise ValueError(f"{len(indices)} blocks take {expected} bytes, not {len(content)}")
-        values = np.frombuffer(content, self.array.dtype, offset=len(self._seal))
-        self.array[indices] = values.reshape(-1, *self.array.shape[1:])
-
-    def _checked(self, blocks: Ordered[int]) -> Indices:
-        indices = np.asarray(blocks, np.int32).reshape(-1)
-        if not ((indices >= 0) & (indices < self.num_blocks)).all():
-            raise ValueError(f"blocks are numbered from 0 to {self.num_blocks - 1}")
-        return indices
+        self._seal.open(self.array, blocks, content)
 
     def _stored(self, values: Floats) -> NDArray[Any]:
         values = values.astype(np.float32, copy=False)
         return to_bfloat16(values) if self._narrow else values
+
+
+class Seal:
+    """Bytes that stand before exported blocks, so that only their like takes them in.
+
+    label: names everything that must be equal. A pool is an array whose first axis is blocks.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._digest = hashlib.sha256(label.encode()).digest()
+
+    def close(self, pool: NDArray[Any], blocks: Ordered[int]) -> bytes:
+        """Return the seal and the blocks' bytes."""
+        return self._digest + pool[_checked(blocks, len(pool))].tobytes()
+
+    def open(self, pool: NDArray[Any], blocks: Ordered[int], content: bytes) -> None:
+        """Overwrite blocks with what `close` returned; raises `ValueError` for anything else."""
+        indices = _checked(blocks, len(pool))
+        size = len(self._digest)
+        if content[:size] != self._digest:
+            raise ValueError("these blocks come from another model, executor or KV format")
+        expected = size + len(indices) * pool[:1].nbytes
+        if len(content) != expected:
+            raise ValueError(f"{len(indices)} blocks take {expected} bytes, not {len(content)}")
+        pool[indices] = np.frombuffer(content, pool.dtype, offset=size).reshape(-1, *pool.shape[1:])
+
+
+def _checked(blocks: Ordered[int], num_blocks: int) -> Indices:
+    indices = np.asarray(blocks, np.int32).reshape(-1)
+    if not ((indices >= 0) & (indices < num_blocks)).all():
+        raise ValueError(f"blocks are numbered from 0 to {num_blocks - 1}")
+    return indices
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -20,6 +20,7 @@ from threadpoolctl import ThreadpoolController
 from octavo.executors import arithmetic
 from octavo.executors.arithmetic import SEGMENT, TILE, Floats, Int32, padded
 from octavo.executors.executor import Batch, StepResult
+from octavo.executors.limits import BatchLimits
 from octavo.executors.pages import KVType, PageStore
 from octavo.executors.sampling import sample_tiles
 from octavo.program import ops
@@ -88,6 +89,7 @@ class ReferenceExecutor:
         self.fingerprint = " ".join(parts)
         group = program.kv_groups[0]
         self.pages = PageStore(group, num_blocks, block_size, kv_dtype, self.fingerprint)
+        self._limits = BatchLimits(program, num_blocks, block_size)
         self._dtype = dtype
         self._clock = clock
         self._body = _with_last_uses(self.prepared.program.body)
@@ -121,7 +123,8 @@ class ReferenceExecutor:
 
     def close(self) -> None:
         """Release the pool and the weights; nothing may be submitted afterwards."""
-        del self.pages, self.prepared
+        self.__dict__.pop("pages", None)
+        self.__dict__.pop("prepared", None)
 
     @contextmanager
     def _one_thread(self) -> Iterator[None]:
@@ -142,7 +145,7 @@ class ReferenceExecutor:
 
         A vocabulary of 262k takes 17 MB per tile, so all rows at once could take gigabytes.
         """
-        self._check(batch)
+        self._limits.check(batch)
         run = _Run(self.prepared.weights, self.pages, batch, self._dtype)
         for source, destination in batch.copies.tolist():
             self.pages.copy(source, destination)
@@ -156,27 +159,6 @@ class ReferenceExecutor:
                 run.execute(op)
             logits = run.values[self._head[-1].inputs[0].name]
             yield first, logits[: len(run.selected)]
-
-    def _check(self, batch: Batch) -> None:
-        """Raise `ValueError` for a batch that would read or write outside the arrays."""
-        rows = len(batch.token_ids)
-        starts = batch.chunk_starts
-        lengths = np.diff(starts)
-        within = {
-            "token_ids": (batch.token_ids, self.prepared.program.vocab_size),
-            "block_tables": (batch.block_tables, self.num_blocks),
-            "copies": (batch.copies, self.num_blocks),
-            "logit_rows": (batch.logit_rows, rows),
-            "positions": (batch.positions, batch.block_tables.shape[1] * self.block_size),
-        }
-        for name, (values, limit) in within.items():
-            if values.size and not 0 <= values.min() <= values.max() < limit:
-                raise ValueError(f"{name} must be from 0 to {limit - 1}")
-        if not rows or starts[0] != 0 or starts[-1] != rows or (lengths < 1).any():
-            raise ValueError(f"chunk_starts {starts.tolist()} do not part {rows} rows")
-        ends = np.repeat(batch.context_lengths - starts[1:], lengths)
-        if not np.array_equal(batch.positions, ends + np.arange(rows)):
-            raise ValueError("each chunk's positions must end where its context_length does")
 
 
 def _with_last_uses(

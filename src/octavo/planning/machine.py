@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo import __version__
 from octavo.engine.machine import available_cpus
 
 _PACKAGE = Path(__file__).parent.parent
@@ -21,7 +20,6 @@ def describe_machine(package: Path = _PACKAGE) -> dict[str, str | int]:
     found: dict[str, str | int] = {
         "cpu": _cpu_model(),
         "cpus": available_cpus(),
-        "octavo": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
     }

@@ -27,8 +27,8 @@ Window = list[int]
 # (tokens computed so far, tokens to compute)
 OnProgress = Callable[[int, int], None]
 
-# Settings that only this executor takes.
-_OWN_SETTINGS = {"reference": ("dtype",), "cpu": ("instruction_set", "num_threads")}
+# Executors that can be compared, and the settings that only this one takes.
+_OWN_SETTINGS = {"cpu": ("instruction_set", "num_threads"), "reference": ("dtype",)}
 _MIN_COUNTED = 2
 
 
