@@ -12,11 +12,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from machine import describe_machine
-
 from octavo import LLM, SamplingParams
 from octavo.engine.load import open_model
 from octavo.models.registry import build_program
+from octavo.planning.machine import describe_machine
 from octavo.program.ops import Attention, Linear, Operation
 from octavo.program.program import Chunk, Program
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from machine import describe_machine
 
 from octavo.executors.packing import WeightMemory
 from octavo.native import library
+from octavo.planning.machine import describe_machine
 
 # (inputs, outputs): of SmolLM2-135M, and of a model of 1 billion weights.
 SHAPES = {
@@ -73,7 +73,9 @@ def product_case(
     return Case(run, copies * size, 2.0 * copies * rows * inputs * outputs)
 
 
-def attention_case(lib: Any, isa: str, threads: int, heads: tuple[int, int, int], rows: int) -> Case:
+def attention_case(
+    lib: Any, isa: str, threads: int, heads: tuple[int, int, int], rows: int
+) -> Case:
     """Attend with up to 64 decoded rows, or with one prompt of more."""
     num, kv_heads, dim = heads
     chunks = [(1, CONTEXT)] * rows if rows <= 64 else [(rows, rows)]
@@ -83,9 +85,7 @@ def attention_case(lib: Any, isa: str, threads: int, heads: tuple[int, int, int]
     pages[:] = np.random.default_rng(0).integers(0x3C00, 0x3F00, pages.shape[1], np.uint16)
     q = np.random.default_rng(1).standard_normal((rows, num * dim), np.float32)
     out = np.zeros_like(q)
-    tape = lib.Tape(
-        isa, pages.ctypes.data, layers, BLOCK_SIZE, kv_heads, dim, 2, rows, threads
-    )
+    tape = lib.Tape(isa, pages.ctypes.data, layers, BLOCK_SIZE, kv_heads, dim, 2, rows, threads)
     for layer in range(layers):
         op = lib.Operation(lib.Kind.attention)
         op.x, op.out, op.layer = _value(lib, q), _value(lib, out), layer
@@ -145,14 +145,20 @@ def all_cases(
         for form in formats:
             for rows in ROWS:
                 shape = SHAPES[name]
-                yield name, form, rows, {
-                    isa: product_case(lib, isa, threads, form, shape, rows) for isa in isas
-                }
+                yield (
+                    name,
+                    form,
+                    rows,
+                    {isa: product_case(lib, isa, threads, form, shape, rows) for isa in isas},
+                )
     for name, heads in HEADS.items():
         for rows in ROWS:
-            yield name, "bfloat16 pages", rows, {
-                isa: attention_case(lib, isa, threads, heads, rows) for isa in isas
-            }
+            yield (
+                name,
+                "bfloat16 pages",
+                rows,
+                {isa: attention_case(lib, isa, threads, heads, rows) for isa in isas},
+            )
 
 
 def main() -> None:

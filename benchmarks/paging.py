@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from machine import describe_machine
 from paging_runs import (
     STEP_SECONDS,
     Arrival,
@@ -32,6 +31,7 @@ from paging_runs import (
 )
 
 from octavo.core.scheduler import Scheduler
+from octavo.planning.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
 LONGEST = 14_050  # the longest prompt of the Azure trace
@@ -168,8 +168,8 @@ def print_tables(rows: list[Row]) -> None:
     for table, title in (
         (
             "a",
-            "(a) Allocated slots that hold nothing, Azure conversations by their own clock: they never"
-            " fill the pool, so one stands for all",
+            "(a) Allocated slots that hold nothing, Azure conversations by their own clock, which"
+            " never fill the pool, so one stands for all",
         ),
         (
             "b",

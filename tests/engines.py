@@ -12,6 +12,7 @@ from octavo import LLM, SamplingParams
 from octavo.engine.engine import Engine
 from octavo.engine.outputs import OutputDelta
 from octavo.executors.executor import Batch, Executor, StepResult
+from octavo.native import library
 from octavo.request import CompletionOutput
 
 TINY = Path(__file__).parent / "golden" / "tiny"
@@ -19,8 +20,11 @@ NUM_TEXT_TOKENS = 296  # every tiny model's ids below are text; 296 to 299 are s
 
 
 def tiny(name: str = "llama", **settings: Any) -> LLM:
-    """Start a tiny random-weight model: 10 ms."""
-    return LLM(str(TINY / name), **{"num_gpu_blocks_override": 128, **settings})
+    """Start a tiny random-weight model: 10 ms. One thread suits it, and leaves CPUs to others."""
+    defaults: dict[str, Any] = {"num_gpu_blocks_override": 128}
+    if library is not None and not {"executor", "dtype"} & set(settings):
+        defaults["num_threads"] = 1
+    return LLM(str(TINY / name), **{**defaults, **settings})
 
 
 def tokens(length: int, seed: int = 0) -> dict[str, list[int]]:

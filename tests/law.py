@@ -4,6 +4,8 @@ A cell is one way of running a few subject requests (among others, in chunks, pr
 Its tokens and log-probabilities are compared, bit for bit, with those of each subject run alone on
 a cold engine. Subjects cover greedy and sampled requests, penalties, several samples, and prompts
 beyond a segment. A cell fails if it did not do what its name says to every subject.
+
+Each executor and instruction set has bits of its own, so cells are compared within one of them.
 """
 
 import sys
@@ -17,12 +19,15 @@ import numpy as np
 
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.executors.executor import Batch, Executor, StepResult
+from octavo.native import library
 from octavo.request import Logprob
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 MODELS = ("llama", "llama31-rope", "qwen2", "qwen3", "mistral", "gemma3")
 PLAIN: dict[str, Any] = {"num_gpu_blocks_override": 400, "max_model_len": 1024}
 KV_FORMATS = ("bfloat16", "float32")
+INSTRUCTION_SETS: list[str] = library.instruction_sets() if library else []
+REFERENCE: dict[str, Any] = {"executor": "reference"}
 
 Prompt = dict[str, list[int]]
 
@@ -260,30 +265,60 @@ CELLS: dict[str, Cell] = {
     "blocks of 64": _together({"block_size": 64}, 7, repeats=2),
     "blocks of 256": _together({"block_size": 256}, 7, repeats=2),
 }
+# Only the native executor has more threads than the one that the cells above run on.
+NATIVE_CELLS: dict[str, Cell] = {
+    "on 2 threads": _together({"num_threads": 2}, 7),
+    "on 3 threads": _together({"num_threads": 3}, 7),
+}
+
+
+def native(instruction_set: str) -> dict[str, Any]:
+    """Return the settings of the native executor on one instruction set, with one thread."""
+    return {"executor": "cpu", "instruction_set": instruction_set, "num_threads": 1}
+
+
+def cells_of(executor: dict[str, Any]) -> dict[str, Cell]:
+    """Return the cells that an executor, given as settings, can run."""
+    return CELLS if executor == REFERENCE else CELLS | NATIVE_CELLS
 
 
 def check(model: str, base: dict[str, Any], name: str, expected: Results) -> int:
     """Return the differing bits of one cell."""
-    found = CELLS[name](model, base)
+    found = (CELLS | NATIVE_CELLS)[name](model, base)
     return sum(differing_bits(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def executors_of(is_first: bool) -> list[dict[str, Any]]:
+    """Return every executor for the first model, the reference and the best for the others."""
+    usable = INSTRUCTION_SETS if is_first else INSTRUCTION_SETS[:1]
+    return [REFERENCE, *map(native, usable)]
 
 
 def main(models: list[str]) -> int:
     """Print every cell of every model; return 1 if a bit differs."""
     total = num_cells = 0
-    for model in models or [str(TINY / name) for name in MODELS]:
-        for kv_format in KV_FORMATS:
-            base = {**PLAIN, "kv_cache_dtype": kv_format}
-            expected = alone(model, base)
-            num_pairs = sum(map(len, expected))
-            for name in CELLS:
-                bits = check(model, base, name, expected)
-                total += bits
-                num_cells += 1
-                label = f"{Path(model).name:14} {kv_format:9} {name:20}"
-                print(f"{label} {num_pairs:6} numbers {bits:4} differing bits", flush=True)
+    for number, model in enumerate(models or [str(TINY / name) for name in MODELS]):
+        for executor in executors_of(number == 0):
+            for kv_format in KV_FORMATS:
+                bits = _print_cells(model, executor, kv_format)
+                total += sum(bits)
+                num_cells += len(bits)
     print(f"{num_cells} cells, {total} differing bits")
     return 1 if total else 0
+
+
+def _print_cells(model: str, executor: dict[str, Any], kv_format: str) -> list[int]:
+    """Print the cells of one model on one executor; return the differing bits of each."""
+    base = {**PLAIN, **executor, "kv_cache_dtype": kv_format}
+    name_of_executor = executor.get("instruction_set", "reference")
+    expected = alone(model, base)
+    num_pairs = sum(map(len, expected))
+    found = []
+    for name in cells_of(executor):
+        found.append(check(model, base, name, expected))
+        label = f"{Path(model).name:14} {name_of_executor:9} {kv_format:8} {name:20}"
+        print(f"{label} {num_pairs:6} numbers {found[-1]:4} differing bits", flush=True)
+    return found
 
 
 if __name__ == "__main__":

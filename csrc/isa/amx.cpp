@@ -48,9 +48,9 @@ void unpack(const uint8_t* block, int groups, Weights& weights) {
 // The dot products of 16 rows with a panel, over one group.
 INLINE void multiply(const int8_t* values, const int8_t* weights, int32_t* dots) {
     clear_tile<0>();
-    load_tile<6>(values, GROUP);
-    load_tile<7>(weights, 64);
-    add_signed<0, 6, 7>();
+    load_tile<4>(values, GROUP);
+    load_tile<6>(weights, 64);
+    add_signed<0, 4, 6>();
     store_tile<0>(dots, 64);
 }
 
@@ -80,7 +80,7 @@ void add_groups(const Weights& weights, const Activations& rows, int64_t at, int
 template <Format format>
 void group_tiles(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
                  float* out, int stride) {
-    const TileScope scope;
+    const TileScope scope(HALF);
     Weights weights;
     Part sums[BLOCK_ROWS];
     for (int begin = 0; begin < num_rows; begin += BLOCK_ROWS) {
@@ -109,110 +109,112 @@ void amx_product(const Matrix& m, const Activations& rows, int num_rows, int fir
     if (rest) product_from(tiled, m, rows, num_rows, first, end, bias, out, stride);
 }
 
+// --- bfloat16 ----------------------------------------------------------------------------------------
+
+constexpr int DEPTH = 32;  // elements of an operand's row
+using Operand = uint16_t[TILE][DEPTH];
+
+INLINE void round(Floats value, uint16_t* to) {
+    const auto rounded = _mm512_cvtneps_pbh((__m512)value);
+    std::memcpy(to, &rounded, 32);
+}
+
+// N x up to 4 / N tiles of products: 16 N rows, whose operands are a[n][k], with 16 columns each, whose
+// operands are b(column, k). Writes them to `out`; `stride` floats lie between rows.
+template <int N, int K, class B>
+INLINE void multiply_strip(const Operand (&a)[N][K], int depth, int columns, B&& b, float* out, int stride) {
+    auto column = [&]<int c>(int k) __attribute__((always_inline)) {
+        if (c >= columns) return;
+        load_tile<6 + c % 2>(b(c, k), 64);
+        add_bf16<c * N, 4, 6 + c % 2>();
+        if (N == 2) add_bf16<c * N + N - 1, 5, 6 + c % 2>();
+    };
+    auto write = [&]<int c>() __attribute__((always_inline)) {
+        if (c >= columns) return;
+        store_tile<c * N>(out + c * LANES, stride * 4l);
+        if (N == 2) store_tile<c * N + N - 1>(out + int64_t(TILE) * stride + c * LANES, stride * 4l);
+    };
+    clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
+    for (int k = 0; k < depth; ++k) {
+        load_tile<4>(a[0][k], 64);
+        if (N == 2) load_tile<5>(a[N - 1][k], 64);
+        column.template operator()<0>(k), column.template operator()<1>(k);
+        if constexpr (N == 1) column.template operator()<2>(k), column.template operator()<3>(k);
+    }
+    write.template operator()<0>(), write.template operator()<1>();
+    if constexpr (N == 1) write.template operator()<2>(), write.template operator()<3>();
+}
+
 // --- attention over bfloat16 pages ------------------------------------------------------------------
 //
 // Pages are made of operands: 32 dims of 16 positions' keys, 32 positions of 16 dims' values. A tile of
-// queries is 16 rows; four tiles of sums are under way at once.
+// queries is 16 N rows. Limit: a decoded row, memory; a prompt, the softmax (14 vector operations a weight).
 
+template <int N>
 struct Bf16Tiles {
-    static constexpr int ROWS = TILE;
-    static constexpr int DEPTH = 32;  // dims, or positions, of one operand
-    alignas(64) uint16_t q[MAX_DIMS / DEPTH][TILE][DEPTH];
-    alignas(64) uint16_t weights[SEGMENT / DEPTH][TILE][DEPTH];
-    alignas(64) uint16_t copy[DEPTH / 2][LANES][2];  // of values
-
-    static void round(const float* from, uint16_t* to) {
-        const auto rounded = _mm512_cvtneps_pbh((__m512)load(from));
-        std::memcpy(to, &rounded, 32);
-    }
+    static constexpr int ROWS = N * TILE, COLUMNS = 4 / N;
+    alignas(64) Operand q[N][MAX_DIMS / DEPTH], weights[N][SEGMENT / DEPTH];
+    alignas(64) Operand copy;  // of an operand that is not whole in its page
 
     void set_queries(int row, const float* from, int dims, float scale) {
-        alignas(64) float scaled[LANES];
-        for (int d = 0; d < dims; d += LANES) {
-            store(scaled, load(from + d) * splat(scale));
-            round(scaled, &q[d / DEPTH][row][d % DEPTH]);
+        for (int d = 0; d < (dims + DEPTH - 1) / DEPTH * DEPTH; d += LANES)
+            round(d < dims ? load(from + d) * splat(scale) : Floats{}, &q[row / TILE][d / DEPTH][row % TILE][d % DEPTH]);
+    }
+
+    // The keys of 16 positions from `at` on, dims [dim, dim + 32); those beyond the last are zero.
+    const uint16_t* keys(const Segment& segment, int at, int dim) {
+        const uint16_t* from = segment.keys<uint16_t>(at) + dim * LANES;
+        if (dim + DEPTH <= segment.job.head_dim) return from;
+        std::memset(copy, 0, sizeof copy);
+        std::memcpy(copy, from, sizeof copy / 2);
+        return copy[0];
+    }
+
+    void scores(const Segment& segment, int, int dims, float* out) {
+        for (int at = 0; at < segment.length; at += COLUMNS * LANES) {
+            const int columns = (segment.length - at + LANES - 1) / LANES;
+            for (int c = 0; c < columns && c < COLUMNS; ++c) segment.fetch<uint16_t>(at + c * LANES);
+            multiply_strip(q, (dims + DEPTH - 1) / DEPTH, columns,
+                           [&](int c, int k) { return keys(segment, at + c * LANES, k * DEPTH); }, out + at, SEGMENT);
         }
     }
 
-    // Scores of 16 positions, whose keys begin at `keys`.
-    template <int sums>
-    void score(const uint16_t* keys, int dims, float* out) const {
-        clear_tile<sums>();
-        int d = 0;
-        for (; d + DEPTH <= dims; d += DEPTH) {
-            load_tile<4>(q[d / DEPTH], 64);
-            load_tile<5>(keys + d * LANES, 64);
-            add_bf16<sums, 4, 5>();
-        }
-        if (d < dims) {
-            load_tile<6>(q[d / DEPTH], 64);
-            load_tile<7>(keys + d * LANES, 64);
-            add_bf16<sums, 6, 7>();
-        }
-        store_tile<sums>(out, SEGMENT * sizeof(float));
-    }
-
-    void scores(const Segment& segment, int, int dims, float* out) const {
-        for (int at = 0; at < segment.length; at += 2 * LANES) {
-            segment.fetch<uint16_t>(at);
-            score<0>(segment.keys<uint16_t>(at), dims, out + at);
-            if (at + LANES >= segment.length) break;
-            segment.fetch<uint16_t>(at + LANES);
-            score<1>(segment.keys<uint16_t>(at + LANES), dims, out + at + LANES);
-        }
-    }
-
-    // The values of 16 dims at positions [at, at + 32): in the page, or a copy of those that exist. What
-    // lies beyond the context may be anything, NaN too, so it is not even multiplied by zero.
-    const uint16_t* operand(const Segment& segment, int at, int dim) {
+    // The values of 16 dims at positions [at, at + 32). What lies beyond the context may be anything, NaN
+    // too, so it is not even multiplied by zero.
+    const uint16_t* values(const Segment& segment, int at, int dim) {
         const int block = segment.pages.block_size;
         const int count = segment.length - at < DEPTH ? segment.length - at : DEPTH;
-        if (count == DEPTH && (segment.start + at) % block + DEPTH <= block)
-            return segment.values<uint16_t>(at, dim);
+        if (count == DEPTH && (segment.start + at) % block + DEPTH <= block) return segment.values<uint16_t>(at, dim);
         std::memset(copy, 0, sizeof copy);
         for (int i = 0; i < count; i += 2) {
             std::memcpy(copy[i / 2], segment.values<uint16_t>(at + i, dim), sizeof copy[0]);
             if (i + 1 == count)
-                for (int lane = 0; lane < LANES; ++lane) copy[i / 2][lane][1] = 0;
+                for (int lane = 0; lane < LANES; ++lane) copy[i / 2][2 * lane + 1] = 0;
         }
-        return copy[0][0];
-    }
-
-    template <int sums>
-    INLINE void add_values(const Segment& segment, int at, int dim) {
-        load_tile<5>(operand(segment, at, dim), 64);
-        add_bf16<sums, 4, 5>();
+        return copy[0];
     }
 
     void sums(const Segment& segment, int rows, int dims, const float* from, float* out) {
-        for (int at = 0; at < segment.length; at += LANES)
-            for (int r = 0; r < rows; ++r)
-                round(from + r * SEGMENT + at, &weights[at / DEPTH][r][at % DEPTH]);
-        if (const int end = (segment.length + LANES - 1) / LANES * LANES; end % DEPTH)
-            for (int r = 0; r < rows; ++r) std::memset(&weights[end / DEPTH][r][LANES], 0, 32);
-        for (int d = 0; d < dims; d += 4 * LANES) {
-            const int tiles = (dims - d) / LANES;
-            clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
-            for (int at = 0; at < segment.length; at += DEPTH) {
-                load_tile<4>(weights[at / DEPTH], 64);
-                add_values<0>(segment, at, d);
-                if (tiles > 1) add_values<1>(segment, at, d + LANES);
-                if (tiles > 2) add_values<2>(segment, at, d + 2 * LANES);
-                if (tiles > 3) add_values<3>(segment, at, d + 3 * LANES);
-            }
-            const long stride = dims * long(sizeof(float));
-            store_tile<0>(out + d, stride);
-            if (tiles > 1) store_tile<1>(out + d + LANES, stride);
-            if (tiles > 2) store_tile<2>(out + d + 2 * LANES, stride);
-            if (tiles > 3) store_tile<3>(out + d + 3 * LANES, stride);
+        const int depth = (segment.length + DEPTH - 1) / DEPTH, padded = (segment.length + LANES - 1) / LANES * LANES;
+        for (int r = 0; r < rows; ++r) {
+            for (int at = 0; at < depth * DEPTH; at += LANES)
+                round(at < padded ? load(from + r * SEGMENT + at) : Floats{},
+                      &weights[r / TILE][at / DEPTH][r % TILE][at % DEPTH]);
         }
+        for (int d = 0; d < dims; d += COLUMNS * LANES)
+            multiply_strip(weights, depth, (dims - d) / LANES,
+                           [&](int c, int k) { return values(segment, k * DEPTH, d + c * LANES); }, out + d, dims);
     }
 };
 
 void amx_attention(const AttentionJob& job, const Pages& pages) {
     if (pages.element_bytes != 2) return attention(job, pages);
-    const TileScope scope;
-    attention_of<Bf16Tiles>(job, pages);
+    const TileScope scope(WHOLE);
+    const int rows = job.num_rows * job.group;
+    for (int row = 0; row < rows; row += 2 * TILE) {
+        const int count = rows - row < 2 * TILE ? rows - row : 2 * TILE;
+        count <= TILE ? attend<Bf16Tiles<1>>(job, pages, row, count) : attend<Bf16Tiles<2>>(job, pages, row, count);
+    }
 }
 
 }  // namespace

@@ -18,6 +18,8 @@ using octavo::Pages;
 
 constexpr int SEGMENT = 256;
 constexpr int MAX_DIMS = 512;
+// Scores are multiplied by it, so that weights are powers of two.
+constexpr float LOG2_E = 1.44269504f;
 
 // Positions [start, start + length) of one segment, and where their keys and values lie.
 struct Segment {
@@ -114,7 +116,7 @@ struct FloatTiles {
         for (int d = 0; d < dims; d += LANES) store(q + row * dims + d, load(from + d) * splat(scale));
     }
 
-    void scores(const Segment& segment, int rows, int dims, float* out) const {
+    void scores(const Segment& segment, int rows, int dims, float* out) {
         const auto tile = rows == 1 ? score_tile<Element, 1>
                           : rows <= 4 ? score_tile<Element, 4> : score_tile<Element, ROWS>;
         for (int at = 0; at < segment.length; at += LANES) {
@@ -151,13 +153,13 @@ INLINE void weigh(float* scores, int begin, int end, int padded, Softmax& state)
     }
     Floats sums{};
     for (int i = 0; i < padded; i += LANES) {
-        const Floats e = exponential(load(scores + i) - splat(top));
+        const Floats e = two_to(load(scores + i) - splat(top));
         store(scores + i, e);
         sums = sums + e;
     }
     const float next = state.top > top ? state.top : top;
-    state.keep = state.top > -INFINITY ? std::exp(state.top - next) : 0.0f;
-    state.take = std::exp(top - next);
+    state.keep = state.top > -INFINITY ? std::exp2(state.top - next) : 0.0f;
+    state.take = std::exp2(top - next);
     state.total = state.total * state.keep + sum(sums) * state.take;
     state.top = next;
 }
@@ -174,7 +176,7 @@ void attend(const AttentionJob& job, const Pages& pages, int first, int count) {
     for (int r = 0; r < ROWS; ++r) {  // rows that are missing repeat the last one
         const int i = first + (r < count ? r : count - 1), row = job.first_row + i / job.group;
         const float* q = job.q + int64_t(row) * job.q_stride + i % job.group * dims;
-        tiles.set_queries(r, q, dims, job.scale);
+        tiles.set_queries(r, q, dims, job.scale * LOG2_E);
         position[r] = job.first_position + row;
         std::memset(scores + r * SEGMENT, 0, sizeof(float) * SEGMENT);
         std::memset(merged + r * dims, 0, sizeof(float) * dims);

@@ -23,7 +23,7 @@ using octavo::Matrix;
 // Rows of the largest tile: as many as there are registers for.
 constexpr int TILE_ROWS = PART == 16 ? 8 : 4;
 // How far ahead weights are fetched: the hardware's prefetcher stops at each 4 KB page.
-constexpr int AHEAD = 2048;
+constexpr int AHEAD = 4096;
 
 void quantize_row(const Activations& rows, int row) {
     const float* x = rows.x + int64_t(row) * rows.stride;

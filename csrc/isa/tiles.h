@@ -1,8 +1,8 @@
-// AMX: tiles of 16 rows x 64 bytes, and the three instructions on them.
+// AMX: tiles of 16 rows x 64 bytes, and the instructions on them.
 //
-// Own assembly, since GCC 12's intrinsics do not say that they read and write memory. One configuration
-// serves everything: tiles 0-3 hold 16 x 16 sums, 4 and 5 whole operands, 6 and 7 operands of half the
-// depth. A tile with fewer rows than 16 is computed whole; the rows that are missing must be readable.
+// Own assembly, since GCC 12's intrinsics do not say that they read and write memory. Tiles 0-3 are for 16 x 16
+// sums, 4 and 5 for first operands, 6 and 7 for second ones. A tile with fewer rows than 16 is computed
+// whole; the rows that are missing must be readable.
 
 #pragma once
 
@@ -14,17 +14,18 @@ constexpr int TILE = 16;
 
 struct alignas(64) TileShapes {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 32, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 8};
+    uint16_t bytes_per_row[16];
+    uint8_t rows[16];
 };
+
+// Operands 64 bytes deep, and half as deep.
+constexpr TileShapes WHOLE{.bytes_per_row = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+constexpr TileShapes HALF{.bytes_per_row = {64, 64, 64, 64, 32, 32, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 8, 8}};
 
 // Tiles are usable while one of these lives.
 class TileScope {
   public:
-    TileScope() {
-        static constexpr TileShapes shapes;
-        asm volatile("ldtilecfg %0" ::"m"(shapes));
-    }
+    explicit TileScope(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
     ~TileScope() { asm volatile("tilerelease" ::: "memory"); }
     TileScope(const TileScope&) = delete;
 };
@@ -44,7 +45,7 @@ inline __attribute__((always_inline)) void clear_tile() {
     asm volatile("tilezero %%tmm%c0" ::"i"(tile));
 }
 
-// sums += a * b, of signed bytes with signed ones, signed with unsigned, or of bfloat16.
+// sums += a * b, of signed bytes or of bfloat16.
 template <int sums, int a, int b>
 inline __attribute__((always_inline)) void add_signed() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(a), "i"(b));

@@ -1,6 +1,6 @@
 """The law's cells as tests: all of them for one model, the most telling ones for the others.
 
-`make law` runs every cell of every model, in both formats of pages.
+`make law` runs every cell of every model, in both formats of pages, on every instruction set.
 """
 
 from functools import cache
@@ -11,40 +11,44 @@ from tests import law
 from tests.engines import TINY
 
 TELLING = ("among 31 others", "chunks of 7", "preempted", "warm, other lengths", "blocks of 64")
+FEW = ("chunks of 7", "preempted", "warm, next turn")
+BEST, *LESSER = law.INSTRUCTION_SETS or ["reference"]
 CELLS = [
-    *(("llama", "bfloat16", cell) for cell in law.CELLS),
-    *(("llama", "float32", cell) for cell in TELLING),
-    *(
-        (model, "bfloat16", cell)
-        for model in law.MODELS[1:]
-        for cell in ("chunks of 7", "preempted", "warm, next turn")
-    ),
-    *(("gemma3", "bfloat16", cell) for cell in ("forked", "among 31 others")),
+    *(("llama", BEST, "bfloat16", cell) for cell in law.CELLS),
+    *(("llama", BEST, "float32", cell) for cell in TELLING),
+    *((model, BEST, "bfloat16", cell) for model in law.MODELS[1:] for cell in FEW),
+    *(("gemma3", BEST, "bfloat16", cell) for cell in ("forked", "among 31 others")),
+    *(("llama", isa, "bfloat16", cell) for isa in LESSER for cell in (*TELLING, "on 2 threads")),
 ]
+if law.INSTRUCTION_SETS:
+    CELLS += [("llama", BEST, "bfloat16", cell) for cell in law.NATIVE_CELLS]
+    CELLS += [("llama", "reference", "bfloat16", cell) for cell in TELLING]
+    CELLS += [("gemma3", "reference", "float32", cell) for cell in FEW if cell != "preempted"]
 
 
-def base(kv_format):
-    return {**law.PLAIN, "kv_cache_dtype": kv_format}
+def base(executor, kv_format):
+    settings = law.REFERENCE if executor == "reference" else law.native(executor)
+    return {**law.PLAIN, **settings, "kv_cache_dtype": kv_format}
 
 
 @cache
-def expected(model, kv_format):
+def expected(model, executor, kv_format):
     """What each subject says alone, on a cold engine."""
-    return law.alone(str(TINY / model), base(kv_format))
+    return law.alone(str(TINY / model), base(executor, kv_format))
 
 
 @pytest.mark.case("V02")
 @pytest.mark.case("V17")
 @pytest.mark.case("S26")
 @pytest.mark.case("S27")
-@pytest.mark.parametrize(("model", "kv_format", "cell"), CELLS)
-def test_the_same_request_gives_the_same_bits(model, kv_format, cell):
-    bits = law.check(str(TINY / model), base(kv_format), cell, expected(model, kv_format))
-    assert bits == 0
+@pytest.mark.parametrize(("model", "executor", "kv_format", "cell"), CELLS)
+def test_the_same_request_gives_the_same_bits(model, executor, kv_format, cell):
+    alone = expected(model, executor, kv_format)
+    assert law.check(str(TINY / model), base(executor, kv_format), cell, alone) == 0
 
 
 def test_the_law_sees_a_single_bit_in_a_token_or_a_logprob():
-    (numbers, *_) = expected("llama", "bfloat16")
+    (numbers, *_) = expected("llama", BEST, "bfloat16")
     assert law.differing_bits(numbers, numbers) == 0
     for change in ((numbers[3][0] ^ 1, numbers[3][1]), (numbers[3][0], -numbers[3][1] or 5e-324)):
         assert law.differing_bits(numbers, [*numbers[:3], change, *numbers[4:]]) > 0
@@ -68,4 +72,6 @@ def test_subjects_cover_what_the_law_promises():
 def test_a_cell_that_does_not_do_what_it_says_fails():
     """A pool without a prefix cache cannot be warm."""
     with pytest.raises(AssertionError, match="0 cached"):
-        law.CELLS["warm"](str(TINY / "llama"), {**base("bfloat16"), "enable_prefix_caching": False})
+        law.CELLS["warm"](
+            str(TINY / "llama"), {**base(BEST, "bfloat16"), "enable_prefix_caching": False}
+        )

@@ -20,7 +20,7 @@ from octavo.errors import BadRequestError, InvalidParameterError, OctavoError
 
 if TYPE_CHECKING:
     from octavo.planning.perplexity import Comparison, Score, Window
-    from octavo.planning.throughput import Load, Run
+    from octavo.planning.throughput import Load, Run, Spread
 
 app = typer.Typer(rich_markup_mode=None, help="Measure a model and this machine.")
 
@@ -277,7 +277,7 @@ def run_throughput(
     prefix = f"{first.shared_prefix:,} shared + " if first.shared_prefix else ""
     print(
         f"{config.model} on {executor}: prompts of {prefix}{first.prompt_tokens:,} tokens, "
-        f"answers of {first.output_tokens:,}; median (min-max) of {_count(repeats, 'run')}"
+        f"answers of {first.output_tokens:,}; median (least-most) of {_count(repeats, 'run')}"
     )
     _print_table(_throughput_rows(loads, runs))
     print(_machine_line())
@@ -300,7 +300,7 @@ def _figures() -> list[_Figure]:
     ]
 
 
-def _spread(figure: _Figure, runs: "list[Run]") -> Any:
+def _spread(figure: _Figure, runs: "list[Run]") -> "Spread | None":
     """Return a figure's median and range over runs, or None where answers have one token."""
     from octavo.planning.throughput import Spread
 
@@ -314,13 +314,17 @@ def _throughput_rows(loads: "list[Load]", runs: "list[list[Run]]") -> Iterator[t
     figures = _figures()
     yield ("streams", "requests", *(title for _, title, _, _ in figures), "preemptions")
     for load, repeats in zip(loads, runs, strict=True):
-        cells = []
-        for figure in figures:
-            spread, digits = _spread(figure, repeats), figure[3]
-            ends = spread and f"{spread.low:,.{digits}f}-{spread.high:,.{digits}f}"
-            cells.append(f"{spread.median:,.{digits}f} ({ends})" if spread else "-")
+        cells = [_spread_text(_spread(figure, repeats), figure[3]) for figure in figures]
         preempted = sum(run.num_preemptions for run in repeats)
         yield (f"{load.streams:,}", f"{load.count:,}", *cells, f"{preempted:,}")
+
+
+def _spread_text(spread: "Spread | None", digits: int) -> str:
+    """Return a median and its range; one run has no range."""
+    if spread is None:
+        return "-"
+    median, low, high = (f"{v:,.{digits}f}" for v in (spread.median, spread.low, spread.high))
+    return median if spread.low == spread.high else f"{median} ({low}-{high})"
 
 
 def _row_json(load: "Load", runs: "list[Run]") -> dict[str, Any]:
