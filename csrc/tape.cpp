@@ -10,7 +10,7 @@ namespace octavo {
 namespace {
 
 // Tokens per attention job, and rows per job of what works row by row.
-constexpr int TOKENS_PER_JOB = 16;
+constexpr int TOKENS_PER_JOB = 32;
 constexpr int ROWS_PER_JOB = 8;
 // Jobs per thread in a product: enough that no thread waits long for the last one.
 constexpr int JOBS_PER_THREAD = 6;

@@ -40,12 +40,18 @@ cp "$folder"/build/_octavo*.so "$folder/site/octavo/native/"
 # before Python loads one, so that exceptions can be followed. Python never frees all it has.
 LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libstdc++.so)"
 export LD_PRELOAD
-export ASAN_OPTIONS=detect_leaks=0:strict_string_checks=1
-export UBSAN_OPTIONS=print_stacktrace=1
+# pytest keeps to itself what a test prints, and a finding ends the process: so into a file.
+export ASAN_OPTIONS="detect_leaks=0:strict_string_checks=1:log_path=$folder/finding"
+export UBSAN_OPTIONS="print_stacktrace=1:log_path=$folder/finding"
 export PYTHONPATH="$folder/site" PYTHONMALLOC=malloc
 "$python" -c "
 import octavo.native as native
 assert native.__file__.startswith('$folder'), native.__file__
 assert native.library is not None, native.why_missing
 print('sanitizing', ', '.join(native.library.instruction_sets()))"
-"$python" -m pytest -q -p no:cacheprovider -p no:xdist -m "not slow" "$@"
+status=0
+"$python" -m pytest -q -p no:cacheprovider -p no:xdist -m "not slow" "$@" || status=$?
+for finding in "$folder"/finding*; do
+    [ ! -e "$finding" ] || { cat "$finding"; status=1; }
+done
+exit $status

@@ -99,16 +99,6 @@ void group_tiles(const Matrix& m, const Activations& rows, int num_rows, int fir
     }
 }
 
-void amx_product(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
-                 float* out, int stride) {
-    const int rest = num_rows % TILE < MIN_ROWS ? num_rows % TILE : 0, tiled = num_rows - rest;
-    if (m.format == Format::bf16) return product(m, rows, num_rows, first, end, bias, out, stride);
-    const auto tiles = m.format == Format::int8_group ? group_tiles<Format::int8_group>
-                                                      : group_tiles<Format::int4_group>;
-    if (tiled) tiles(m, rows, tiled, first, end, bias, out, stride);
-    if (rest) product_from(tiled, m, rows, num_rows, first, end, bias, out, stride);
-}
-
 // --- bfloat16 ----------------------------------------------------------------------------------------
 
 constexpr int DEPTH = 32;  // elements of an operand's row
@@ -119,10 +109,10 @@ INLINE void round(Floats value, uint16_t* to) {
     std::memcpy(to, &rounded, 32);
 }
 
-// N x up to 4 / N tiles of products: 16 N rows, whose operands are a[n][k], with 16 columns each, whose
+// N x up to 4 / N tiles of products: 16 N rows, whose operands are a(n, k), with 16 columns each, whose
 // operands are b(column, k). Writes them to `out`; `stride` floats lie between rows.
-template <int N, int K, class B>
-INLINE void multiply_strip(const Operand (&a)[N][K], int depth, int columns, B&& b, float* out, int stride) {
+template <int N, class A, class B>
+INLINE void multiply_strip(A&& a, B&& b, int depth, int columns, float* out, int stride) {
     auto column = [&]<int c>(int k) __attribute__((always_inline)) {
         if (c >= columns) return;
         load_tile<6 + c % 2>(b(c, k), 64);
@@ -136,13 +126,81 @@ INLINE void multiply_strip(const Operand (&a)[N][K], int depth, int columns, B&&
     };
     clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
     for (int k = 0; k < depth; ++k) {
-        load_tile<4>(a[0][k], 64);
-        if (N == 2) load_tile<5>(a[N - 1][k], 64);
+        load_tile<4>(a(0, k), 64);
+        if (N == 2) load_tile<5>(a(1, k), 64);
         column.template operator()<0>(k), column.template operator()<1>(k);
         if constexpr (N == 1) column.template operator()<2>(k), column.template operator()<3>(k);
     }
     write.template operator()<0>(), write.template operator()<1>();
     if constexpr (N == 1) write.template operator()<2>(), write.template operator()<3>();
+}
+
+// --- products with bfloat16 --------------------------------------------------------------------------
+//
+// Up to 16 rows with four panels, or 32 with two; a panel is a stack of operands. Limits: few rows,
+// memory; many, loading operands, one for each product of two.
+
+void round_row(const Activations& rows, int row) {
+    const float* x = rows.x + int64_t(row) * rows.stride;
+    for (int i = 0; i < rows.groups * GROUP; i += LANES) {
+        const Floats v = i < rows.width ? load_some(x + i, rows.width - i) : Floats{};
+        round(v, rows.rounded + rows.tile(row, i / GROUP) * GROUP + i % GROUP);
+    }
+}
+
+void amx_prepare_row(Format format, const Activations& rows, int row) {
+    format == Format::bf16 ? round_row(rows, row) : quantize_row(rows, row);
+}
+
+// Rows [row, row + count), at most 16 N, with `columns` panels from `panel` on.
+template <int N>
+void bf16_strip(const Matrix& m, const Activations& rows, int row, int count, int panel, int columns,
+                const float* bias, float* out, int stride) {
+    alignas(64) float sums[N * TILE * 4 / N * LANES];
+    alignas(64) Operand tail;
+    const int64_t bytes = octavo::panel_bytes(Format::bf16, m.inputs);
+    const int tail_rows = (m.inputs + 1) / 2 % TILE;
+    auto weights = [&](int c, int k) -> const void* {
+        const uint8_t* operand = m.panels + (panel + c) * bytes + k * int64_t(sizeof tail);
+        prefetch(operand + AHEAD, sizeof tail);
+        if (!tail_rows || k + 1 < rows.groups) return operand;
+        std::memset(tail, 0, sizeof tail);
+        std::memcpy(tail, operand, size_t(tail_rows) * 64);
+        return tail;
+    };
+    auto inputs = [&](int n, int k) { return rows.rounded + rows.tile(row + n * TILE, k) * GROUP; };
+    multiply_strip<N>(inputs, weights, rows.groups, columns, sums, 4 / N * LANES);
+    for (int r = 0; r < count; ++r) {
+        for (int c = 0; c < columns; ++c) {
+            Part sum;
+            load_to(sum, sums + (r * (4 / N) + c) * LANES);
+            store_outputs(&sum, bias, out + int64_t(row + r) * stride, (panel + c) * LANES, m.outputs);
+        }
+    }
+}
+
+void bf16_tiles(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
+                float* out, int stride) {
+    const TileScope scope(WHOLE);
+    const int columns = num_rows <= TILE ? 4 : 2;
+    for (int panel = first; panel < end; panel += columns) {
+        const int panels = end - panel < columns ? end - panel : columns;
+        for (int row = 0; row < num_rows; row += 2 * TILE) {
+            const int count = num_rows - row < 2 * TILE ? num_rows - row : 2 * TILE;
+            const auto strip = count <= TILE ? bf16_strip<1> : bf16_strip<2>;
+            strip(m, rows, row, count, panel, panels, bias, out, stride);
+        }
+    }
+}
+
+void amx_product(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
+                 float* out, int stride) {
+    const int rest = num_rows % TILE < MIN_ROWS ? num_rows % TILE : 0, tiled = num_rows - rest;
+    if (m.format == Format::bf16) return bf16_tiles(m, rows, num_rows, first, end, bias, out, stride);
+    const auto tiles = m.format == Format::int8_group ? group_tiles<Format::int8_group>
+                                                      : group_tiles<Format::int4_group>;
+    if (tiled) tiles(m, rows, tiled, first, end, bias, out, stride);
+    if (rest) product_from(tiled, m, rows, num_rows, first, end, bias, out, stride);
 }
 
 // --- attention over bfloat16 pages ------------------------------------------------------------------
@@ -174,8 +232,9 @@ struct Bf16Tiles {
         for (int at = 0; at < segment.length; at += COLUMNS * LANES) {
             const int columns = (segment.length - at + LANES - 1) / LANES;
             for (int c = 0; c < columns && c < COLUMNS; ++c) segment.fetch<uint16_t>(at + c * LANES);
-            multiply_strip(q, (dims + DEPTH - 1) / DEPTH, columns,
-                           [&](int c, int k) { return keys(segment, at + c * LANES, k * DEPTH); }, out + at, SEGMENT);
+            multiply_strip<N>([&](int n, int k) { return q[n][k]; },
+                              [&](int c, int k) { return keys(segment, at + c * LANES, k * DEPTH); },
+                              (dims + DEPTH - 1) / DEPTH, columns, out + at, SEGMENT);
         }
     }
 
@@ -202,8 +261,9 @@ struct Bf16Tiles {
                       &weights[r / TILE][at / DEPTH][r % TILE][at % DEPTH]);
         }
         for (int d = 0; d < dims; d += COLUMNS * LANES)
-            multiply_strip(weights, depth, (dims - d) / LANES,
-                           [&](int c, int k) { return values(segment, k * DEPTH, d + c * LANES); }, out + d, dims);
+            multiply_strip<N>([&](int n, int k) { return weights[n][k]; },
+                              [&](int c, int k) { return values(segment, k * DEPTH, d + c * LANES); }, depth,
+                              (dims - d) / LANES, out + d, dims);
     }
 };
 
@@ -223,7 +283,7 @@ namespace octavo {
 
 const Kernels* amx_kernels() {
     static constexpr Kernels kernels = {"amx", rms_norm, add, gated_activation, rope,
-                                        prepare_row, amx_product, write_kv, amx_attention};
+                                        amx_prepare_row, amx_product, write_kv, amx_attention};
     return &kernels;
 }
 

@@ -178,7 +178,6 @@ void attend(const AttentionJob& job, const Pages& pages, int first, int count) {
         const float* q = job.q + int64_t(row) * job.q_stride + i % job.group * dims;
         tiles.set_queries(r, q, dims, job.scale * LOG2_E);
         position[r] = job.first_position + row;
-        std::memset(scores + r * SEGMENT, 0, sizeof(float) * SEGMENT);
         std::memset(merged + r * dims, 0, sizeof(float) * dims);
     }
     const int low = position[0], high = position[count - 1];

@@ -44,7 +44,7 @@ void quantize_row(const Activations& rows, int row) {
 }
 
 // Here bfloat16 weights meet floats; the tiles of amx.cpp need them rounded.
-void prepare_row(Format format, const Activations& rows, int row) {
+[[maybe_unused]] void prepare_row(Format format, const Activations& rows, int row) {
     if (format != Format::bf16) quantize_row(rows, row);
 }
 
@@ -222,7 +222,7 @@ void product_from(int row, const Matrix& m, const Activations& rows, int num_row
     }
 }
 
-void product(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
+[[maybe_unused]] void product(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
              float* out, int stride) {
     product_from(0, m, rows, num_rows, first, end, bias, out, stride);
 }
