@@ -1,6 +1,6 @@
 """How fast each operator of the native library runs, by instruction set, shape and number of rows.
 
-Weights are cycled through more memory than the caches hold. GB/s count packed weights (of attention:
+Weights are cycled through more memory than the caches hold. GB/s count packed weights (attention:
 keys and values), GFLOP/s two operations per multiplication. Instruction sets take turns, so that
 what else the machine does falls on all alike; the figure is the fastest of the rounds.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from octavo.executors.packing import WeightMemory
+from octavo.executors.packing import HugePages
 from octavo.native import library
 from octavo.planning.machine import describe_machine
 
@@ -53,7 +53,7 @@ def product_case(
     size = -(-outputs // 16) * lib.panel_bytes(form, inputs)
     copies = max(1, CYCLED_BYTES // size) if rows < 64 else 2
     # From 32 to 63: scales and floats of ordinary size, none subnormal.
-    panels = WeightMemory().zeros(copies * size).reshape(copies, size)
+    panels = HugePages().zeros(copies * size).reshape(copies, size)
     panels[:] = np.random.default_rng(0).integers(32, 64, size, np.uint8)
     x = np.random.default_rng(1).standard_normal((rows, inputs), np.float32)
     out = np.zeros((rows, outputs), np.float32)
@@ -81,7 +81,8 @@ def attention_case(
     chunks = [(1, CONTEXT)] * rows if rows <= 64 else [(rows, rows)]
     step = _Step(chunks)
     layers = 8
-    pages = np.zeros((step.num_blocks, layers * kv_heads * 2 * BLOCK_SIZE * dim), np.uint16)
+    shape = (step.num_blocks, layers * kv_heads * 2 * BLOCK_SIZE * dim)
+    pages = HugePages().zeros(2 * shape[0] * shape[1]).view(np.uint16).reshape(shape)
     pages[:] = np.random.default_rng(0).integers(0x3C00, 0x3F00, pages.shape[1], np.uint16)
     q = np.random.default_rng(1).standard_normal((rows, num * dim), np.float32)
     out = np.zeros_like(q)

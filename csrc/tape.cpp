@@ -27,8 +27,7 @@ Tape::Tape(const Kernels& kernels, Pages pages, int max_rows, int num_threads)
 void Tape::add(Operation operation) {
     if (operation.kind == Kind::linear) {
         const size_t tiles = size_t(ceil_div(max_rows_, 16)) * 16 * groups_of(operation.matrices[0].inputs);
-        // Kernels may read, not use, a few tiles beyond the last.
-        values_.resize(std::max(values_.size(), (tiles + 64) * GROUP));
+        values_.resize(std::max(values_.size(), tiles * GROUP));
         rounded_.resize(std::max(rounded_.size(), tiles * GROUP));
         for (auto* each : {&scales_, &sums_}) each->resize(std::max(each->size(), tiles));
         starts_.resize(std::max(starts_.size(), tiles));

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include <memory>
+#include <new>
 #include <vector>
 
 #include "kernels.h"
@@ -10,6 +10,23 @@
 #include "step.h"
 
 namespace octavo {
+
+// Whole cache lines: a tile whose rows each straddle two of them loads half as fast.
+template <class T>
+struct LineAllocator {
+    using value_type = T;
+    static constexpr std::align_val_t LINE{64};
+
+    LineAllocator() = default;
+    template <class U>
+    LineAllocator(const LineAllocator<U>&) {}
+    T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), LINE)); }
+    void deallocate(T* at, size_t) { ::operator delete(at, LINE); }
+    bool operator==(const LineAllocator&) const { return true; }
+};
+
+template <class T>
+using Lines = std::vector<T, LineAllocator<T>>;
 
 class Tape {
   public:
@@ -40,10 +57,10 @@ class Tape {
     std::vector<Operation> operations_;
     int select_ = INT32_MAX;  // index of select_rows
     // The rows that go into a linear, prepared for its weights' formats: see Activations.
-    std::vector<int8_t> values_;
-    std::vector<uint16_t> rounded_;
-    std::vector<float> scales_, sums_;
-    std::vector<int32_t> starts_;
+    Lines<int8_t> values_;
+    Lines<uint16_t> rounded_;
+    Lines<float> scales_, sums_;
+    Lines<int32_t> starts_;
     std::vector<int32_t> first_job_;  // of each chunk, in units of query tiles
 };
 

@@ -262,7 +262,7 @@ def fuzz(seed: int, num_steps: int, dtype: str = "BF16") -> None:
     weights = RandomWeights(program, dtype, seed)
     oracle = reference(program, weights, num_blocks=120)
     runs = {
-        isa: native(program, weights, isa, num_blocks=120, num_threads=1 + n % 3)
+        isa: native(program, weights, isa, num_blocks=120, num_threads=1 + n % 2)
         for n, isa in enumerate(SETS)
     }
     steps = RandomSteps(seed, 32, 120)
@@ -284,6 +284,6 @@ def test_random_batches_agree(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["BF16", "F32"])
-@pytest.mark.parametrize("seed", range(100, 120))
+@pytest.mark.parametrize("seed", range(100, 110))
 def test_many_random_batches_agree(seed, dtype):
     fuzz(seed, 500, dtype)

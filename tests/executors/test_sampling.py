@@ -7,6 +7,7 @@ quantiles of the chi-square distribution (Wilson and Hilferty's approximation).
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,11 @@ from octavo.executors.sampling import (
     distribution,
     prompt_logprobs,
     sample,
+    sample_tiles,
     uniform,
 )
 from octavo.request import Request, SamplingParams
+from tests.executors.checkpoints import Piece, batch
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 INF = math.inf
@@ -572,3 +575,39 @@ class TestLogprobs:
         logits = logits_of(15, vocab=SEGMENT + 1)
         token, report = sample(logits, make_row(logprobs=20))
         assert report == prompt_logprobs(logits, PromptRow(3, "other", 99, token, 20))
+
+
+class TestTiles:
+    LOGITS = np.random.default_rng(5).standard_normal((7, 50)).astype(np.float32)
+
+    def step(self, samples=(), known=()):
+        piece = Piece(np.arange(7), 0, 7, [0])
+        return batch(piece, samples=tuple(samples), prompt_rows=tuple(known))
+
+    @pytest.mark.parametrize("cuts", [[0, 7], [0, 1, 4, 7], [0, 3, 6, 7]])
+    def test_results_have_the_order_of_their_rows_whatever_the_tiles(self, cuts):
+        rows = [6, 0, 3, 3, 5, 1]
+        samples = [replace(make_row(temperature=0, logprobs=0), logit_row=row) for row in rows]
+        known = [PromptRow(row, "r", 1, 9, 0) for row in rows]
+        tiles = [(a, self.LOGITS[a:b]) for a, b in itertools.pairwise(cuts)]
+        result = sample_tiles(self.step(samples, known), tiles)
+        assert result.token_ids == self.LOGITS[rows].argmax(axis=1).tolist()
+        assert [found.token_id for found in result.logprobs] == result.token_ids
+        alone = [prompt_logprobs(self.LOGITS[row], known[0]).logprob for row in rows]
+        assert [found.logprob for found in result.prompt_logprobs] == alone
+
+    def test_a_row_of_no_logits_is_an_error_and_not_a_token(self):
+        for samples, known in (([make_row()], []), ([], [PromptRow(0, "r", 1, 9, 0)])):
+            with pytest.raises(ValueError, match="not among the batch's logit_rows"):
+                sample_tiles(self.step(samples, known), [])
+
+    @pytest.mark.parametrize("bad", [math.nan, INF])
+    def test_only_the_request_of_a_row_without_numbers_fails(self, bad):
+        logits = self.LOGITS.copy()
+        logits[2, 4] = bad
+        samples = [replace(make_row(temperature=0), logit_row=row) for row in (1, 3)]
+        known = [PromptRow(row, f"r{row}", 1, 9, 0) for row in (1, 2, 3)]
+        result = sample_tiles(self.step(samples, known), [(0, logits)])
+        assert list(result.errors) == ["r2"]
+        assert [found is None for found in result.prompt_logprobs] == [False, True, False]
+        assert result.token_ids == logits[[1, 3]].argmax(axis=1).tolist()

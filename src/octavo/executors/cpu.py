@@ -21,7 +21,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.executors.arithmetic import SEGMENT
 from octavo.executors.executor import Batch, StepResult
 from octavo.executors.limits import BatchLimits
-from octavo.executors.packing import PackedMatrix, pack
+from octavo.executors.packing import HugePages, PackedMatrix, pack
 from octavo.executors.pages import Seal
 from octavo.executors.sampling import sample_tiles
 from octavo.executors.values import place_values
@@ -97,9 +97,8 @@ class CPUExecutor:
         self._seal = Seal(f"{self.fingerprint} {block_size}")
         group = self.program.kv_groups[0]
         element = ELEMENT_BYTES[kv_dtype]
-        self.pages = np.zeros(
-            (num_blocks, group.elements_per_token * block_size * element), np.uint8
-        )
+        block_bytes = group.elements_per_token * block_size * element
+        self.pages = HugePages().zeros(num_blocks * block_bytes).reshape(num_blocks, block_bytes)
         self._tape = library.Tape(
             instruction_set, self.pages.ctypes.data, group.layers, block_size, group.kv_heads,
             group.head_dim, element, max_rows, num_threads,
@@ -192,6 +191,7 @@ class _Recorder:
         self.kept: list[Any] = list(self.values.values())
         self.num_recorded = 0
         self.select = 0
+        self._memory = HugePages()
         self._matrices: dict[str, PackedMatrix] = {}
         self._turns: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
 
@@ -229,7 +229,8 @@ class _Recorder:
                 flat = np.ascontiguousarray(some).reshape(-1)
                 return dequantize(flat, dtype).reshape(len(some), inputs)
 
-            packed = pack(self._library, (len(rows), inputs), dtype.value, rows, floats)
+            shape = (len(rows), inputs)
+            packed = pack(self._library, shape, dtype.value, rows, floats, self._memory)
             self._matrices[name] = packed
             self.kept.append(packed.panels)
         address = packed.panels.ctypes.data
