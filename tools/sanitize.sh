@@ -20,6 +20,8 @@ trap 'rm -rf "$folder"' EXIT
 compiler=${CXX:-c++}
 
 cd "$root"
+# cmake may be the one that the development environment brings.
+PATH="$(dirname "$("$python" -c 'import sys; print(sys.executable)')"):$PATH"
 # Checks of virtual tables need run-time type information, which nanobind is built without. The
 # optimiser stays on: at -O0 the forced inlining of vector code takes minutes.
 flags="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize=vptr"
@@ -35,6 +37,12 @@ mkdir "$folder/site"
 cp -R src/octavo "$folder/site/octavo"
 rm -f "$folder"/site/octavo/native/_octavo*
 cp "$folder"/build/_octavo*.so "$folder/site/octavo/native/"
+# An editable install answers for octavo before PYTHONPATH is asked, so its finder has to go.
+cat > "$folder/site/sitecustomize.py" <<'PYTHON'
+import sys
+
+sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "ScikitBuildRedirectingFinder"]
+PYTHON
 
 # Python is not instrumented itself: the sanitizers' library has to come first, and the C++ library
 # before Python loads one, so that exceptions can be followed. Python never frees all it has.
