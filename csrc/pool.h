@@ -1,13 +1,13 @@
-// The threads of one engine. They live as long as it does, spin a little between steps, then sleep.
+// The threads of one engine. They live as long as it does, spin a little when idle, then sleep.
 //
-// Work is claimed in small jobs from a counter, so a thread that lost its CPU delays only its own
-// job. Which thread computes what never changes a bit.
+// One thread, the caller's, goes through a step; the others help with the jobs of its current phase. It
+// waits for jobs that were claimed, never for a thread that has not come: a thread that lost its CPU
+// to another program delays only the job that it holds. Who computes what never changes a bit.
 
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <thread>
 #include <vector>
 
@@ -21,28 +21,35 @@ class Pool {
 
     int num_threads() const { return int(workers_.size()) + 1; }
 
-    // Run `body(thread)` on every thread, the caller's included, and return when all are done.
-    void run(const std::function<void(int)>& body);
-
-    // Inside `run`: claim the jobs [0, num_jobs) of the current phase one by one and call
-    // `job(index)` for each, then wait for the other threads. Every thread must call it equally often.
+    // Call `job(index)` for each index in [0, num_jobs), on whatever threads are free, and return when
+    // all are done. Only one thread at a time may call it.
     template <class Job>
     void phase(int64_t num_jobs, Job&& job) {
-        for (int64_t index; (index = next_.fetch_add(1, std::memory_order_relaxed)) < num_jobs;)
-            job(index);
-        wait_for_all();
+        if (num_jobs <= 1 || workers_.empty()) {
+            for (int64_t index = 0; index < num_jobs; ++index) job(index);
+            return;
+        }
+        auto call = [](void* context, uint32_t index) { (*static_cast<Job*>(context))(index); };
+        share(uint32_t(num_jobs), call, &job);
     }
 
   private:
-    void wait_for_all();
-    void work(int thread);
+    using Call = void (*)(void* context, uint32_t index);
+
+    void share(uint32_t num_jobs, Call call, void* context);
+    bool help();
+    void work();
 
     std::vector<std::thread> workers_;
-    const std::function<void(int)>* body_ = nullptr;
-    alignas(64) std::atomic<int64_t> next_{0};
-    alignas(64) std::atomic<uint32_t> epoch_{0};
-    alignas(64) std::atomic<int32_t> arrived_{0};
-    alignas(64) std::atomic<uint32_t> barrier_{0};
+    // The number of the phase, and in the lower half the next job to claim. It changes as a whole, so
+    // a claim succeeds only in the phase whose job was read.
+    alignas(64) std::atomic<uint64_t> ticket_{~uint32_t{0}};
+    alignas(64) std::atomic<uint32_t> num_done_{0};
+    alignas(64) std::atomic<uint32_t> num_jobs_{0};
+    std::atomic<Call> call_{nullptr};
+    std::atomic<void*> context_{nullptr};
+    alignas(64) std::atomic<uint32_t> calls_for_help_{0};
+    std::atomic<int32_t> num_asleep_{0};
     std::atomic<bool> stopping_{false};
 };
 

@@ -42,11 +42,8 @@ void Tape::run(const Step& step, int first, int end) {
         const int tokens = step.chunk_starts[c + 1] - step.chunk_starts[c];
         first_job_.push_back(first_job_.back() + ceil_div(tokens, TOKENS_PER_JOB));
     }
-    pool_.run([&](int) {
-        for (int i = first; i < end; ++i) {
-            execute(operations_[i], step, i > select_ ? step.num_logit_rows : step.num_rows);
-        }
-    });
+    for (int i = first; i < end; ++i)
+        execute(operations_[i], step, i > select_ ? step.num_logit_rows : step.num_rows);
 }
 
 template <class Job>
