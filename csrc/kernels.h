@@ -32,7 +32,6 @@ struct AttentionJob {
     int32_t first_row, num_rows;  // of the chunk, of this job
     int32_t first_position;       // of the chunk's first row
     const int32_t* block_table;
-    int32_t context;  // tokens in the cache
     int32_t group;    // query heads per KV head
     int32_t head_dim, window;  // window 0: all positions
     float scale;

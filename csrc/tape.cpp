@@ -165,7 +165,6 @@ void Tape::attention(const Operation& op, const Step& step) {
         job.first_row = first, job.num_rows = std::min(TOKENS_PER_JOB, tokens - first);
         job.first_position = step.positions[start];
         job.block_table = step.block_tables + int64_t(chunk) * step.table_width;
-        job.context = step.context_lengths[chunk];
         job.group = group, job.head_dim = op.head_dim, job.window = op.window, job.scale = op.scale;
         job.layer = op.layer, job.kv_head = head;
         kernels_.attention(job, pages_);

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines import tiny
+
 TESTS = Path(__file__).parent
 SHARED_CASES = TESTS.parent.parent / "shared" / "cases.md"
 
@@ -45,3 +47,17 @@ def print_cases(items: list[pytest.Item]) -> list[str]:
         if case not in tests:
             print(f"{case}  -- {reasons.get(case, 'no test and no reason')}")
     return sorted(known - set(tests) - set(reasons))
+
+
+@pytest.fixture
+def llm():
+    """A tiny model with blocks of 16."""
+    with tiny(block_size=16) as llm:
+        yield llm
+
+
+@pytest.fixture
+def cold():
+    """The same model, without a prefix cache."""
+    with tiny(block_size=16, enable_prefix_caching=False) as llm:
+        yield llm

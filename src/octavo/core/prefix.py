@@ -11,7 +11,6 @@ Invariant: an entry's block holds exactly its tokens, computed after exactly its
 import hashlib
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable
 from typing import NamedTuple
 
 _TOKEN_BYTES = 4
@@ -108,10 +107,6 @@ class PrefixCache:
     def holds(self, block: int) -> bool:
         """Whether the block's content can be found."""
         return block in self._entries
-
-    def blocks(self) -> Iterable[int]:
-        """Return every block whose content can be found."""
-        return self._entries.keys()
 
     def check(self) -> None:
         """Raise AssertionError if the three indexes disagree."""
