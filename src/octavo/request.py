@@ -69,6 +69,8 @@ class StructuredOutputs:
             if not isinstance(getattr(self, name), str | None):
                 raise InvalidParameterError(name, getattr(self, name), "a text")
         _check_texts("choice", self.choice, "a list of texts, none of them empty")
+        if self.choice is not None and not self.choice:
+            raise InvalidParameterError("choice", [], "a list with at least one text")
         for name in ("json_object", "disable_any_whitespace"):
             if getattr(self, name) not in (None, True, False):
                 raise InvalidParameterError(name, getattr(self, name), "true or false")

@@ -19,7 +19,7 @@ from typing import Any
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
-from octavo.engine.matching import MAX_ENDING, GrammarVocabulary, find_ending, next_mask
+from octavo.engine.matching import MAX_ENDING, GrammarVocabulary, Thinking, find_ending, next_mask
 from octavo.engine.schema import checked_schema, parsed_schema, patterns, subschemas
 from octavo.errors import BadRequestError, OctavoError
 from octavo.request import Reasoning, StructuredOutputs
@@ -92,7 +92,8 @@ class GrammarCompiler:
         mask = next_mask(matcher, self.vocabulary)
         if matcher.is_error() or (mask is None and not matcher.is_accepting()):
             raise _refused(spec, matcher.get_error() or "no text matches it")
-        ending = find_ending(matcher, self.vocabulary, reasoning, MAX_ENDING)
+        thinking = Thinking(reasoning, self.vocabulary)
+        ending = find_ending(matcher, self.vocabulary, thinking, MAX_ENDING)
         return Grammar(self.vocabulary, matcher, ending, reasoning)
 
 

@@ -10,7 +10,7 @@ not allow is an error, never skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ Mask = NDArray[np.uint32]
 MAX_ENDING = 256  # tokens of an ending
 # Tokens by which one more token may put off the end, as when it begins an object.
 _USUAL_MARGIN = 8
+_RETRY = 16
 
 
 class GrammarVocabulary:
@@ -124,6 +125,40 @@ def _preferences(
     return ranks[0], ranks[1]
 
 
+class Thinking:
+    """Whether an output is in its reasoning part: `part` is set as long as it is."""
+
+    def __init__(self, reasoning: Reasoning | None, vocabulary: GrammarVocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._seen = b""
+        self._reasoning = reasoning  # None once the part is over, or cannot come any more
+        self.part = reasoning if reasoning is not None and reasoning.is_open else None
+
+    def copy(self) -> Thinking:
+        """Return the same state, to be led elsewhere."""
+        other = Thinking(self._reasoning, self._vocabulary)
+        other._seen, other.part = self._seen, self.part
+        return other
+
+    def push(self, token_ids: Iterable[int]) -> None:
+        """Follow the markers of the part, which may be cut over tokens."""
+        for token in token_ids:
+            if self._reasoning is not None:
+                self._follow(self._reasoning, self._vocabulary.tokens[token])
+
+    def _follow(self, reasoning: Reasoning, content: bytes) -> None:
+        start, end = reasoning.start.encode(), reasoning.end.encode()
+        self._seen += content
+        if self.part is None and self._seen.startswith(start):
+            self.part, self._seen = reasoning, self._seen[len(start) :]
+        elif self.part is None and not start.startswith(self._seen):
+            self._reasoning = None
+        if self.part is not None:
+            if end in self._seen:
+                self.part = self._reasoning = None
+            self._seen = self._seen[-len(end) :]
+
+
 def next_mask(matcher: llguidance.LLMatcher, vocabulary: GrammarVocabulary) -> Mask | None:
     """Return which tokens may come next, or None if the matcher has stopped or failed."""
     if matcher.is_stopped():
@@ -139,31 +174,36 @@ def next_mask(matcher: llguidance.LLMatcher, vocabulary: GrammarVocabulary) -> M
 def find_ending(
     matcher: llguidance.LLMatcher,
     vocabulary: GrammarVocabulary,
-    reasoning: Reasoning | None,
+    thinking: Thinking,
     limit: int,
 ) -> tuple[int, ...] | None:
     """Return at most `limit` tokens after which the output is valid, or None if none were found.
 
     The search is greedy and does not go back: what must come is taken, else what closes a text, an
-    object or an array, so the ending is short but not always the shortest. reasoning: set while the
-    output has not left it.
+    object or an array, so the ending is short but not always the shortest.
     """
-    probe, ending = matcher.deep_copy(), list[int]()
-    if reasoning is not None and reasoning.is_open:
-        ending = _leaving(reasoning, vocabulary)
-        if not probe.consume_tokens(ending):
-            return None
+    probe, thinking, ending = matcher.deep_copy(), thinking.copy(), list[int]()
     while not probe.is_accepting():
-        token = vocabulary.longest(probe.compute_ff_bytes())
-        if token is None:
-            mask = next_mask(probe, vocabulary)
-            if mask is None or not mask.any():
-                return None
-            token = vocabulary.closing(vocabulary.unpacked(mask))
-        ending.append(token)
-        if len(ending) > limit or not probe.consume_token(token):
+        if thinking.part is not None:
+            tokens = _leaving(thinking.part, vocabulary)
+        else:
+            tokens = _nearer(probe, vocabulary)
+        ending += tokens
+        if not tokens or len(ending) > limit or not probe.consume_tokens(tokens):
             return None
+        thinking.push(tokens)
     return tuple(ending)
+
+
+def _nearer(probe: llguidance.LLMatcher, vocabulary: GrammarVocabulary) -> list[int]:
+    """Return the token that comes next on the way to an end, or nothing where there is no way."""
+    token = vocabulary.longest(probe.compute_ff_bytes())
+    if token is not None:
+        return [token]
+    mask = next_mask(probe, vocabulary)
+    if mask is None or not mask.any():
+        return []
+    return [vocabulary.closing(vocabulary.unpacked(mask))]
 
 
 def _leaving(reasoning: Reasoning, vocabulary: GrammarVocabulary) -> list[int]:
@@ -198,7 +238,7 @@ class GrammarMatcher:
         self._margin = min(margin, max_tokens // 4)
         self._ending = list(grammar.ending or ())
         self._is_forced = False
-        self._thinking = _Thinking(grammar.reasoning, grammar.vocabulary)
+        self._thinking = Thinking(grammar.reasoning, grammar.vocabulary)
         self.num_left = max_tokens
         self._num_to_check: int | None = self._num_safe(len(self._ending))
         if grammar.ending is None or len(self._ending) > max_tokens:
@@ -217,7 +257,7 @@ class GrammarMatcher:
                 f"Token {token} does not fit the grammar: "
                 f"{self._matcher.get_error() or 'it was not allowed'}."
             )
-        self._thinking.push(token)
+        self._thinking.push((token,))
         self.num_left -= 1
         if self._is_forced:
             del self._ending[:1]
@@ -247,11 +287,11 @@ class GrammarMatcher:
         if self._num_to_check > 0 or self._matcher.is_stopped():
             return
         ending = find_ending(
-            self._matcher, self._vocabulary, self._thinking.part, min(MAX_ENDING, self.num_left)
+            self._matcher, self._vocabulary, self._thinking, min(MAX_ENDING, self.num_left)
         )
         if ending is None:
-            # Too late, or an end that the search does not see: then tokens run out as they do.
-            self._num_to_check = None if self.num_left <= MAX_ENDING else 1
+            # Too late, or an end that the search does not see from here: try again elsewhere.
+            self._num_to_check = _RETRY
             return
         self._num_to_check = self._num_safe(len(ending))
         if self._num_to_check == 0:
@@ -261,31 +301,3 @@ class GrammarMatcher:
         """Return after how many tokens to look again, if each may put off the end by a margin."""
         slack = self.num_left - num_ending - self._margin
         return 0 if slack <= 0 else max(1, slack // (self._margin + 1))
-
-
-class _Thinking:
-    """Whether an output is still in its reasoning part: `part` is then set and open."""
-
-    def __init__(self, reasoning: Reasoning | None, vocabulary: GrammarVocabulary) -> None:
-        self._tokens = vocabulary.tokens
-        self._seen = b""
-        self._reasoning = reasoning
-        self.part = reasoning if reasoning is not None and reasoning.is_open else None
-
-    def push(self, token: int) -> None:
-        """Follow the markers of the part, which may be cut over tokens."""
-        if self._reasoning is None:
-            return
-        start, end = self._reasoning.start.encode(), self._reasoning.end.encode()
-        self._seen += self._tokens[token]
-        if self.part is not None and end in self._seen:
-            self.part = self._reasoning = None
-        elif self.part is not None:
-            self._seen = self._seen[-len(end) :]
-        elif self._seen.startswith(start):
-            self.part = Reasoning(
-                start=self._reasoning.start, end=self._reasoning.end, is_open=True
-            )
-            self._seen = self._seen[len(start) :]
-        elif not start.startswith(self._seen):
-            self._reasoning = None

@@ -146,7 +146,7 @@ def tools_constraint(
 
 
 def finish_reason(reason: str | None, num_calls: int, mode: str) -> str | None:
-    """Return OpenAI's reason: "tool_calls" if an answer ended with calls; "stop" for a named one."""
+    """Return OpenAI's reason: "tool_calls" after calls, but "stop" after a named one."""
     return "tool_calls" if reason == "stop" and num_calls and mode != "named" else reason
 
 
