@@ -80,6 +80,8 @@ def test_defaults_are_those_that_vllm_documents():
         "allowed_token_ids": None,
         "bad_words": None,
         "truncate_prompt_tokens": None,
+        "structured_outputs": None,
+        "reasoning": None,  # Octavo's own
     }
 
 
