@@ -106,26 +106,27 @@ class GrammarCompiler:
     def _margin(self, spec: StructuredOutputs, num_ending: int) -> int:
         """Return the tokens that the largest part of an output needs at least.
 
-        The parts of a schema are measured one by one; one whose references lead out of it is not.
-        Of a grammar, the whole stands for its parts; a choice or an expression has none.
+        The parts of a small schema are measured one by one; one whose references lead out of it is
+        not. Else the whole stands for its parts; a choice or an expression has none.
         """
+        if spec.choice is not None or spec.regex is not None:
+            return _LEAST_MARGIN
+        largest = max(_USUAL_MARGIN, num_ending)
         if spec.json is None:
-            return (
-                max(_USUAL_MARGIN, num_ending)
-                if spec.grammar or spec.json_object
-                else _LEAST_MARGIN
-            )
-        schema = checked_schema(parsed_schema(spec.json))
+            return largest
+        parts = list(islice(_parts(checked_schema(parsed_schema(spec.json))), _MAX_PARTS + 1))
+        if len(parts) > _MAX_PARTS:
+            return largest
+        endings = (self._ending_of(_with_options(part, spec)) for _, part in parts[:-1])
+        return max([_USUAL_MARGIN, *map(len, endings)])
+
+    def _ending_of(self, schema: Json) -> tuple[int, ...]:
+        source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        matcher = _matcher(self.vocabulary.tokenizer, source)
+        if matcher.is_error():
+            return ()
         nothing = Thinking(None, self.vocabulary)
-        largest = _USUAL_MARGIN
-        for _, part in islice(_parts(schema), _MAX_PARTS):
-            options = _with_options(part, spec)
-            source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(options))
-            matcher = _matcher(self.vocabulary.tokenizer, source)
-            if not matcher.is_error():
-                ending = find_ending(matcher, self.vocabulary, nothing, MAX_ENDING)
-                largest = max(largest, len(ending or ()))
-        return largest
+        return find_ending(matcher, self.vocabulary, nothing, MAX_ENDING) or ()
 
 
 def grammar_source(
@@ -221,7 +222,7 @@ def _check_pattern(pattern: str, place: str) -> None:
 def _refused(spec: StructuredOutputs, problem: str) -> OctavoError:
     """Return the compiler's complaint, with the place in a schema where it can be found."""
     place = spec.kind
-    if spec.json is not None:
+    if spec.json is not None and "too large" not in problem:
         place = _place_of(checked_schema(parsed_schema(spec.json)), problem) or place
     if problem.startswith("oneOf"):
         return BadRequestError(
@@ -233,7 +234,7 @@ def _refused(spec: StructuredOutputs, problem: str) -> OctavoError:
     return BadRequestError(f"{place}: {_one_line(problem)}")
 
 
-def _place_of(schema: Json, problem: str, max_tried: int = 200) -> str | None:
+def _place_of(schema: Json, problem: str, max_tried: int = _MAX_PARTS) -> str | None:
     """Return the innermost schema that has the same problem when it is compiled alone."""
     for tried, (place, part) in enumerate(_parts(schema)):
         if tried == max_tried:
