@@ -381,6 +381,7 @@ def nested(keyword, depth):
     [
         spec(nested("oneOf", 12)),
         spec(nested("anyOf", 16)),
+        spec({"allOf": [{"properties": {"q": {"pattern": f".*{i}x.*"}}} for i in range(60)]}),
         spec({"$ref": "#"}),
         spec(regex="["),
         spec('{"type": "string"'),
@@ -390,7 +391,7 @@ def nested(keyword, depth):
         spec(grammar="root ::= ("),
         spec(regex="a" * 300_000),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_hostile_constraint_is_refused_and_the_engine_goes_on(constraint):
     with tiny() as llm:

@@ -85,6 +85,38 @@ def test_schema_is_bounded_in_depth_and_size():
     assert "10,000" in refusal({"anyOf": [{}] * 10_001})
 
 
+def chain(length, **beside):
+    """Schemas of which each holds together with the one within it."""
+    schema = {"pattern": "a"}
+    for number in range(length):
+        schema = {"pattern": f"a{number}", "anyOf": [schema], **beside}
+    return schema
+
+
+@pytest.mark.case("V26")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        chain(30),
+        {"allOf": [{"properties": {"q": {"pattern": f"{i}x"}}} for i in range(30)]},
+        {
+            "$ref": "#/$defs/0",
+            "$defs": {str(i): {"$ref": f"#/$defs/{i + 1}", "pattern": f"{i}x"} for i in range(30)},
+        },
+    ],
+    ids=["anyOf", "allOf", "$ref"],
+)
+def test_expressions_that_hold_at_once_are_bounded(schema):
+    line = refusal(schema)
+    assert "at most 8" in line
+    checked_schema(chain(7))
+
+
+def test_expressions_that_hold_one_by_one_are_not_bounded():
+    schema = {"properties": {str(i): {"anyOf": [{"pattern": "a"}]} for i in range(100)}}
+    assert checked_schema(schema) == schema
+
+
 def test_text_of_a_schema_is_a_schema():
     assert parsed_schema(json.dumps({"type": "null"})) == {"type": "null"}
     assert parsed_schema(True) == {}
