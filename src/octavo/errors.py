@@ -62,11 +62,67 @@ class ChatTemplateError(BadRequestError):
     """The model has no chat template, or its template rejected these messages."""
 
 
+class BodyTooLargeError(BadRequestError):
+    """The body of an HTTP request has more bytes than the server takes."""
+
+    status = 413
+
+
+class AccessError(OctavoError):
+    """The request brings no API key, or one that the server does not know."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class ForbiddenError(AccessError):
+    """The API key is known, but its scopes do not allow this."""
+
+    status = 403
+    code = "insufficient_permissions"
+
+
 class ModelNotFoundError(OctavoError):
     """No such model name, file or repository."""
 
     status = 404
     code = "model_not_found"
+
+
+class RetryLaterError(OctavoError):
+    """The server cannot take the request now. `retry_after`: seconds to wait, if it can tell."""
+
+    status = 503
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineDeadError(RetryLaterError):
+    """The engine died or hung while the request ran; nobody knows how far it came."""
+
+    code = "engine_dead"
+
+
+class QueueFullError(RetryLaterError):
+    """More requests or tokens wait already than the server lets wait."""
+
+    status = 429
+    code = "queue_full"
+
+
+class QueueTimeoutError(RetryLaterError):
+    """The request waited for its first step longer than the server lets it."""
+
+    code = "queue_timeout"
+
+
+class DeadlineError(OctavoError):
+    """The request took longer than its deadline allows."""
+
+    status = 504
+    code = "deadline_exceeded"
 
 
 class StartupError(OctavoError):

@@ -225,6 +225,11 @@ class BlockManager:
             block_hash = self._hash_of(sequence, i, parent, packed)
             self.cache.insert(sequence.block_table[i], parent, packed, block_hash)
 
+    def forget(self) -> None:
+        """Make no block findable any more; those in use stay in use."""
+        for block in range(self.pool.num_blocks):
+            self.cache.remove(block)
+
     def _publish_partial(self, sequence: Sequence) -> None:
         if not self.enable_prefix_caching:
             return
