@@ -118,6 +118,9 @@ class ServerConfig(_Settings):
     )
     root_path: str = _setting("", "Path under which a proxy offers the server.")
     strict: bool = _setting(False, "Refuse requests with unknown fields, instead of naming them.")
+    trust_request_chat_template: bool = _setting(
+        False, "Let a request bring its own chat template, which is code in a sandbox."
+    )
     max_waiting_requests: int = _setting(
         256, "Requests that may wait for their first step; more get 429.", minimum=1
     )

@@ -49,9 +49,26 @@ class InvalidParameterError(BadRequestError):
 
 
 class ContextLengthError(BadRequestError):
-    """The prompt, or the prompt and `max_tokens` together, exceed the context length."""
+    """The prompt, or the prompt and `max_tokens` together, exceed the context length.
+
+    num_prompt_tokens, max_tokens, limit: the numbers, where they are known; max_tokens is None if
+    the prompt alone is too long.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        num_prompt_tokens: int | None = None,
+        max_tokens: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_tokens = max_tokens
+        self.limit = limit
 
 
 class PoolTooSmallError(BadRequestError):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
-from octavo.config import EngineConfig, choices_of, default_of
+from octavo.config import EngineConfig, ServerConfig, choices_of, default_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,17 @@ def _help_of(setting: "Field[Any]") -> str:
     return f"{text} One of {', '.join(map(str, choices))}." if choices else text
 
 
-ENGINE_OPTIONS = tuple(
-    Option(setting.name, _type_of(setting), _help_of(setting), default_of(setting))
-    for setting in fields(EngineConfig)
-    if setting.name != "model" and setting.name not in _TAKEN
-)
+def _options(config: type[EngineConfig] | type[ServerConfig]) -> tuple[Option, ...]:
+    return tuple(
+        Option(setting.name, _type_of(setting), _help_of(setting), default_of(setting))
+        for setting in fields(config)
+        if setting.name != "model"
+    )
+
+
+SERVER_OPTIONS = _options(ServerConfig)
+SERVED_ENGINE_OPTIONS = _options(EngineConfig)  # a server has no sampling options beside them
+ENGINE_OPTIONS = tuple(option for option in SERVED_ENGINE_OPTIONS if option.name not in _TAKEN)
 
 
 class Command(TyperCommand):

@@ -80,6 +80,7 @@ class DeltaStream:
         self.is_started = False
         self.is_over = False
         self._on_close = on_close
+        self._start_calls: list[Callable[[], None]] = []
         self._items: deque[OutputDelta | PromptProgress] = deque()
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -102,16 +103,32 @@ class DeltaStream:
         """Wait until the engine has taken the request; raises why not."""
         await self._answered
 
+    def on_start(self, call: Callable[[], None]) -> None:
+        """Call `call` once, when a step works on the request or it ends without."""
+        if self.is_started or self.is_over:
+            call()
+        else:
+            self._start_calls.append(call)
+
     def close(self) -> None:
         """Abort the request unless it is over; a second call does nothing."""
         if not self.is_over:
             self.is_over = True
             self._on_close(self)
+        self._items.clear()
+        self._leave_queue()
         self._wake()
+
+    def end_early(self, error: Exception) -> None:
+        """Abort the request, and let its reader get `error`."""
+        if not self.is_over:
+            self.fail(error)
+            self._on_close(self)
 
     def push(self, item: OutputDelta | PromptProgress) -> None:
         """Add one item; the last delta ends the stream."""
         self.is_started = True
+        self._leave_queue()
         self._items.append(item)
         if isinstance(item, OutputDelta):
             self._error = self._error or item.error
@@ -136,7 +153,13 @@ class DeltaStream:
         self.is_over, self._error = True, error
         self._items.clear()
         self.answer(error)
+        self._leave_queue()
         self._wake()
+
+    def _leave_queue(self) -> None:
+        calls, self._start_calls = self._start_calls, []
+        for call in calls:
+            call()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -219,6 +242,11 @@ class EngineClient(Protocol):
         """How often an engine was started in place of one that ended."""
         ...
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens that the engine has computed per second of work; None before it has worked."""
+        ...
+
     async def start(self) -> None:
         """Wait until the engine takes requests; raises why it cannot."""
         ...
@@ -276,6 +304,7 @@ class ClientBase:
         self._requests = OpenRequests()
         self._last_beat = 0.0
         self._last_step_seconds = 0.0
+        self._busy_seconds = 0.0
 
     @property
     def intake(self) -> Intake:
@@ -292,6 +321,13 @@ class ClientBase:
     def stats(self) -> EngineStats | None:
         """See `EngineClient`."""
         return self._stats
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """See `EngineClient`."""
+        if self._stats is None or not self._busy_seconds:
+            return None
+        return self._stats.num_computed_tokens / self._busy_seconds or None
 
     async def prepare(
         self,
@@ -323,9 +359,7 @@ class ClientBase:
         """See `EngineClient`."""
         self._require_ready()
         if request.request_id in self._requests:
-            raise InvalidParameterError(
-                "request_id", request.request_id, "one that is not in use"
-            )
+            raise InvalidParameterError("request_id", request.request_id, "one that is not in use")
         stream = DeltaStream(request, self._abandon)
         if not self._requests:
             self._last_beat = clock.monotonic()  # silence counts from here
@@ -382,6 +416,7 @@ class ClientBase:
         match event:
             case Stepped():
                 self._last_step_seconds = event.seconds
+                self._busy_seconds += event.seconds
                 self._stats = event.stats or self._stats
                 self._requests.take_step(event)
             case Answered():
@@ -394,6 +429,7 @@ class ClientBase:
     def _become_ready(self, ready: Ready) -> None:
         self._ready = ready
         self._stats = ready.stats
+        self._busy_seconds = 0.0
         self._state, self._reason = EngineState.READY, ""
         self._intake = Intake(
             tokenizer=self.face.tokenizer,

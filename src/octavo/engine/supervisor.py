@@ -36,6 +36,7 @@ from octavo.engine.messages import (
 from octavo.errors import EngineDeadError, OctavoError
 
 WATCH_SECONDS = 0.25
+EXIT_SECONDS = 1.0
 MAX_RESTARTS, RESTART_WINDOW_SECONDS = 3, 60.0
 STEP_FACTOR = 5  # a step may take so many times the last one
 
@@ -173,6 +174,14 @@ class ChildClient(ClientBase):
         content = msgspec.msgpack.encode(asdict(self.config))
         connection.write(len(content).to_bytes(HEADER_BYTES, "little") + content)
 
+    async def _exit_code(self) -> int | None:
+        """Return how the child ended; its socket may close a moment before it is gone."""
+        assert self._process is not None
+        try:
+            return await asyncio.to_thread(self._process.wait, EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+
     async def _kill(self) -> None:
         """Kill the child, whatever it does, and reap it."""
         if self._connection is not None:
@@ -188,9 +197,9 @@ class ChildClient(ClientBase):
         while True:
             await self._until_end()
             error = self._start_error
-            returncode = None if self._process is None else self._process.poll()
-            why = "hung" if self._is_hung else _how_it_ended(returncode)
-            self._state, self._reason = EngineState.RESTARTING, f"it {why}"
+            self._state, self._reason = EngineState.RESTARTING, "it ended"
+            why = "hung" if self._is_hung else _how_it_ended(await self._exit_code())
+            self._reason = f"it {why}"
             self._requests.fail_all(
                 EngineDeadError(
                     f"The engine {why} while the request ran. Send the request again.",
