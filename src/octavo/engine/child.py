@@ -84,13 +84,13 @@ def tie_to_parent(parent: int) -> None:
 def serve(port: SocketPort) -> None:
     """Start the engine that the first frame describes, and run it to the end of the port."""
     config = port.read_config()
-    port.send(Loading("importing"))
+    port.send(Loading("the engine is being imported"))
     # These take a while, and the parent wants to hear from the process first.
     from octavo.engine import clock
     from octavo.engine.loop import EngineLoop, describe_ready
     from octavo.engine.start import start_engine
 
-    port.send(Loading("reading and packing the weights"))
+    port.send(Loading("the weights are being read and packed"))
     try:
         started = start_engine(config)
     except OctavoError as error:

@@ -484,7 +484,7 @@ class ThreadClient(ClientBase):
 
     async def close(self) -> None:
         """See `EngineClient`."""
-        if self._state is not EngineState.READY:
+        if self._state in (EngineState.LOADING, EngineState.CLOSED):
             return
         self._state, self._reason = EngineState.CLOSED, "it was closed"
         self._send(Stop())

@@ -76,8 +76,7 @@ class ChildClient(ClientBase):
     """Starts a child, watches its heartbeat, and starts another when it ends.
 
     step_timeout: seconds without a finished step, while requests run, after which a child counts as
-    hung, unless its last step took more than a fifth of that. on_stage: hears what a loading child
-    is busy with.
+    hung, unless its last step took more than a fifth of that.
     """
 
     def __init__(
@@ -86,11 +85,9 @@ class ChildClient(ClientBase):
         face: ModelFace | None = None,
         *,
         step_timeout: float = 10.0,
-        on_stage: Callable[[str], None] = lambda stage: None,
     ) -> None:
         super().__init__(config, face)
         self._step_timeout = step_timeout
-        self._on_stage = on_stage
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: _Connection | None = None
         self._start_error: Exception | None = None
@@ -147,7 +144,8 @@ class ChildClient(ClientBase):
         if isinstance(event, StartFailed):
             self._start_error = event.error
         elif isinstance(event, Loading):
-            self._on_stage(event.stage)
+            if self._state is EngineState.LOADING:
+                self._reason = event.stage
         elif isinstance(event, Ready):
             self._load_seconds = clock.monotonic() - self._spawned_at
             if self._started is not None and not self._started.done():

@@ -112,12 +112,11 @@ class Reply:
     def _note(self) -> None:
         totals = self.maker.totals
         self.note.update(
-            prompt=totals.num_prompt_tokens,
-            cached=totals.num_cached_tokens,
-            generated=totals.num_generated_tokens,
+            prompt_tokens=totals.num_prompt_tokens,
+            generated_tokens=totals.num_generated_tokens,
             finish=",".join(totals.finish_reasons) or "none",
+            **timings(totals),
         )
-        self.note.update(timings(totals))
 
 
 async def _merged(streams: Sequence[AsyncIterator[OutputDelta | PromptProgress]]) -> Items:

@@ -135,7 +135,7 @@ def _bias(given: Mapping[str, float]) -> dict[int, float]:
 class CompletionBody(SamplingFields):
     """A request to /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]] = Field(
+    prompt: str | list[int] | list[str | list[int]] = Field(
         description="A text, token ids, or a list of either."
     )
     echo: bool | None = Field(False, description="Begin the answer with the prompt.")

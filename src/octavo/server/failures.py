@@ -6,6 +6,7 @@ field where there is one, and no text of a request or an internal error is ever 
 
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from octavo.errors import (
 )
 
 _log = logging.getLogger("octavo.server")
+
+_TYPE_TAG = re.compile(r"str|int|float|bool|dict|list\[.*|dict\[.*")
 
 _TYPES = {
     400: "invalid_request_error",
@@ -82,16 +85,37 @@ def log_unexpected(error: Exception) -> None:
 def validation_error(problems: Sequence[Mapping[str, Any]]) -> BadRequestError:
     """Return the first of pydantic's problems as an error that names field, value and limit."""
     problem = problems[0]
-    field = ".".join(str(part) for part in problem["loc"] if part != "body") or "the body"
+    field = _field(problem)
     if problem["type"] == "json_invalid":
         reason = problem.get("ctx", {}).get("error", "it does not parse")
         return BadRequestError(f"The body is not valid JSON: {reason}.")
     if problem["type"] == "missing":
-        if field == "the body":
+        if not field:
             return BadRequestError("The request has no body. Send a JSON object.")
         return MissingFieldError(f"{field} is missing.", field)
-    allowed = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return InvalidParameterError(field, _sample(problem.get("input")), allowed)
+    if not field:
+        return BadRequestError("The body is not a JSON object. Send one as application/json.")
+    # A field of several types has a problem for each of them.
+    same = [p for p in problems if _field(p).startswith(field)]
+    allowed = " or ".join(dict.fromkeys(map(_allowed, same)))
+    value = problem.get("input") if len(same) == 1 else _value_of(problems, field)
+    return InvalidParameterError(field, _sample(value), allowed)
+
+
+def _field(problem: Mapping[str, Any]) -> str:
+    """Return the field's name, without the parts that name one of its types."""
+    parts = [str(part) for part in problem["loc"] if part != "body"]
+    return ".".join(p for i, p in enumerate(parts) if i == 0 or not _TYPE_TAG.fullmatch(p))
+
+
+def _allowed(problem: Mapping[str, Any]) -> str:
+    message: str = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return message.partition(", ")[0]
+
+
+def _value_of(problems: Sequence[Mapping[str, Any]], field: str) -> Any:
+    """Return the value of a field itself, where problems within it were found too."""
+    return next((p.get("input") for p in problems if _field(p) == field), None)
 
 
 class MissingFieldError(InvalidParameterError):

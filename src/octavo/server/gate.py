@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.engine import clock
@@ -18,7 +19,7 @@ from octavo.server import failures
 from octavo.server.keys import ApiKeys
 
 _log = logging.getLogger("octavo.server")
-_REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}")
+_REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 NOTE, REQUEST_ID = "octavo.note", "octavo.request_id"  # keys of an ASGI scope
 
 
@@ -93,7 +94,8 @@ class Gate:
             message = await receive()
             num_received += len(message.get("body", b""))
             if num_received > self._max_body_bytes:
-                raise self._too_large()
+                # FastAPI tells any other exception as a body that does not parse.
+                raise HTTPException(BodyTooLargeError.status, str(self._too_large()))
             return message
 
         return receive_limited

@@ -60,6 +60,7 @@ class Generation:
             with_logprobs=body.logprobs is not None,
             with_ids=bool(body.return_token_ids),
             is_echo_only=body.is_echo_only,
+            token_bytes=service.token_bytes,
         )
         maker = PieceMaker(params.n, [len(i) for i in ids], counts_generated=not body.is_echo_only)
         return await self._answer(Reply(opened, maker, shape), body, http, headers)

@@ -23,6 +23,7 @@ from octavo.server.app import create_app
 from octavo.server.service import Service
 
 BACKLOG = 2048
+LOADING_SECONDS = 3.0  # a start that takes longer says what it is doing
 Tell = Callable[[str], None]
 
 
@@ -78,7 +79,7 @@ class _Serving:
         self._config = server
         self._listener = listener
         self._tell = tell
-        self._client = make_client(engine, server, tell)
+        self._client = make_client(engine, server)
         self._service = Service(self._client, server)
         self._stopping: asyncio.Task[None] | None = None
         self._uvicorn = _Server(
@@ -118,12 +119,20 @@ class _Serving:
             await serving
 
     async def _start(self) -> None:
-        self._tell(f"Listening at {self._address()}; requests get 503 until the model is loaded.")
-        await self._client.start()
+        loop = asyncio.get_running_loop()
+        patience = loop.call_later(LOADING_SECONDS, self._tell_loading)
+        try:
+            await self._client.start()
+        finally:
+            patience.cancel()
         for reason in self._client.reasons:
             self._tell(reason)
         names = ", ".join(self._service.model_names)
         self._tell(f"Ready: {names} at {self._address()}/v1, its pages at {self._address()}/docs")
+
+    def _tell_loading(self) -> None:
+        why = self._client.status.reason
+        self._tell(f"Listening at {self._address()}; requests get 503 for now: {why}.")
 
     def _address(self) -> str:
         host, port = self._listener.getsockname()[:2]
@@ -148,15 +157,11 @@ class _Serving:
         self._uvicorn.should_exit = True
 
 
-def make_client(engine: EngineConfig, server: ServerConfig, tell: Tell) -> EngineClient:
+def make_client(engine: EngineConfig, server: ServerConfig) -> EngineClient:
     """Return the client that the settings ask for, not yet started."""
     if not server.engine_process:
         return ThreadClient(engine)
-    return ChildClient(
-        engine,
-        step_timeout=server.step_timeout,
-        on_stage=lambda stage: tell(f"The engine is {stage}."),
-    )
+    return ChildClient(engine, step_timeout=server.step_timeout)
 
 
 def log_to_stderr() -> None:

@@ -6,6 +6,7 @@ Invariant: a whole reply is made from the chunks that a stream would have sent, 
 else.
 """
 
+import codecs
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -101,8 +102,8 @@ def finite(logprob: float) -> float:
 class CompletionShape:
     """/v1/completions. echoes: per prompt what an answer begins with, or None.
 
-    with_ids: tell token ids. is_echo_only: leave out what was generated. offsets: characters of
-    each answer so far.
+    with_ids: tell token ids. is_echo_only: leave out what was generated. token_bytes: what a token
+    adds to the text. positions: where each answer's text stands.
     """
 
     id: str
@@ -113,7 +114,8 @@ class CompletionShape:
     with_logprobs: bool = False
     with_ids: bool = False
     is_echo_only: bool = False
-    offsets: dict[int, int] = field(default_factory=dict)
+    token_bytes: Callable[[int], bytes] = lambda token: b""
+    positions: dict[int, "TextPosition"] = field(default_factory=dict)
 
     def chunks(self, piece: Piece) -> Sequence[Json]:
         """See `Shape`."""
@@ -176,7 +178,7 @@ class CompletionShape:
         token_text: Callable[[int], str] | None = None,
     ) -> Json:
         """Return OpenAI's old form; offsets are characters from the answer's beginning."""
-        offset = self.offsets.get(choice, 0)
+        position = self.positions.setdefault(choice, TextPosition())
         shown: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token, entry in entries:
             own = None if entry is None else entry[token]
@@ -184,9 +186,7 @@ class CompletionShape:
             shown["tokens"].append(text or "")
             shown["token_logprobs"].append(None if own is None else finite(own.logprob))
             shown["top_logprobs"].append(None if entry is None else self._top(entry))
-            shown["text_offset"].append(offset)
-            offset += len(text or "")
-        self.offsets[choice] = offset
+            shown["text_offset"].append(position.advance(self.token_bytes(token)))
         return shown
 
     def _top(self, entry: Mapping[int, Logprob]) -> Json:
@@ -215,6 +215,20 @@ class CompletionShape:
                 else:
                     _append(whole["logprobs"], choice["logprobs"], tuple(choice["logprobs"]))
         return whole
+
+
+class TextPosition:
+    """Counts an answer's characters, whose bytes may be split over tokens."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_chars = 0
+
+    def advance(self, content: bytes) -> int:
+        """Return where the characters of a token's bytes begin, and step over them."""
+        start = self._num_chars
+        self._num_chars += len(self._decoder.decode(content))
+        return start
 
 
 @dataclass(frozen=True, slots=True)
