@@ -20,6 +20,7 @@ from octavo.engine import clock
 from octavo.engine.backend import Backend, choose_backend
 from octavo.engine.engine import Engine
 from octavo.engine.face import Chat, open_face
+from octavo.engine.grammar import GrammarCompiler
 from octavo.engine.intake import Intake
 from octavo.engine.load import ModelFiles
 from octavo.engine.machine import GIB, available_memory
@@ -75,6 +76,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         intake=intake,
         decoder=_decoder(tokenizer, program.vocab_size),
         clock=clock.monotonic,
+        compiler=None if tokenizer is None else GrammarCompiler(tokenizer, program.vocab_size),
     )
     return StartedEngine(
         engine=engine,
