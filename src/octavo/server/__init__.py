@@ -1,0 +1,1 @@
+"""The face: OpenAI-compatible routes, and what they report."""
