@@ -1,4 +1,4 @@
-"""Writes docs/reference/ from the code: settings, the command line, errors.
+"""Writes docs/reference/ from the code: settings, the command line, metrics, errors.
 
 python tools/reference_docs.py           write the pages
 python tools/reference_docs.py --check   exit 1, and name the page, if one is not up to date
@@ -19,6 +19,7 @@ from octavo import errors
 from octavo.cli.main import app
 from octavo.config import EngineConfig, choices_of
 from octavo.request import SamplingParams
+from octavo.server.metric_table import METRICS
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = Path("docs/reference")
@@ -236,6 +237,39 @@ def _drawn(error: type, indent: str = "") -> Iterator[str]:
         yield from _drawn(child, indent + ("    " if is_last else "│   "))
 
 
+# --- metrics ------------------------------------------------------------------------------------
+
+
+def metrics_page() -> str:
+    """Return the page of what `/metrics` reports."""
+    rows = [
+        (
+            f"`{metric.name}{'_total' if metric.kind == 'counter' else ''}`",
+            "gauge" if metric.kind == "info" else metric.kind,
+            f"`{metric.label}`: {', '.join(f'`{v}`' for v in metric.values)}" * bool(metric.label),
+            metric.help,
+        )
+        for metric in METRICS
+    ]
+    return "\n".join(
+        [
+            "# Metrics",
+            "",
+            "What `ServerMetrics` reports in Prometheus' format. Every series has the label "
+            "`model_name`. Names under `vllm:` have vLLM's meaning; those under `octavo:` are our "
+            "own. Times are in seconds. Totals are kept when an engine is replaced, and gauges fall "
+            "to 0 until the next one runs.",
+            "",
+            "A request with `n` samples is one request in every figure that speaks of requests. Over "
+            "all requests, queue, prefill and decode time add up to the end-to-end latency: a "
+            "request that ends in a phase counts its time there, and has no later one.",
+            "",
+            *_table(("name", "type", "its own label", "meaning"), rows),
+            "",
+        ]
+    )
+
+
 # --- pages --------------------------------------------------------------------------------------
 
 
@@ -251,6 +285,7 @@ def pages() -> dict[Path, str]:
     texts = {
         "settings.md": settings_page(),
         "command-line.md": command_line_page(),
+        "metrics.md": metrics_page(),
         "errors.md": errors_page(),
     }
     return {REFERENCE / name: f"{GENERATED}\n{text}" for name, text in texts.items()}
