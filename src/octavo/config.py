@@ -118,6 +118,14 @@ class ServerConfig(_Settings):
     )
     root_path: str = _setting("", "Path under which a proxy offers the server.")
     strict: bool = _setting(False, "Refuse requests with unknown fields, instead of naming them.")
+    tool_call_parser: str = _setting(
+        "auto",
+        "How the model writes tool calls: hermes, llama3_json, pythonic, mistral, gemma or json; "
+        "auto is what its chat template shows.",
+    )
+    reasoning_parser: Literal["auto", "none"] = _setting(
+        "auto", "Whether reasoning is told apart from the answer, as the chat template marks it."
+    )
     trust_request_chat_template: bool = _setting(
         False, "Let a request bring its own chat template, which is code in a sandbox."
     )

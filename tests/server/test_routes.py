@@ -192,6 +192,27 @@ def test_key_opens_what_its_scopes_allow(key_file: Path) -> None:
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
+def test_path_below_a_proxy_needs_the_same_scope(key_file: Path) -> None:
+    options = {"api_key_file": str(key_file), "root_path": "/llm"}
+    with ThreadServer(**options) as server, server.calls() as calls:
+        for path in ("/reset_prefix_cache", "/llm/reset_prefix_cache"):
+            for key, status in (("only-read", 403), ("root", 200)):
+                reply = calls.post(path, headers={"authorization": f"Bearer {key}"})
+                assert reply.status_code == status, (path, key)
+
+
+def test_failure_of_the_server_itself_tells_nothing_and_is_logged(
+    shared_server: ThreadServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with shared_server.calls() as calls, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(shared_server.service), "check_model", lambda *_: 1 / 0)
+        reply = calls.post("/v1/completions", json=completion(), headers={"x-request-id": "odd"})
+    assert reply.status_code == 500
+    assert reply.headers["x-request-id"] == "odd"
+    assert "division" not in reply.text
+    assert any(record.exc_info for record in caplog.records)
+
+
 @pytest.mark.parametrize("header", ["", "Basic both", "Bearer", "Bearer  ", "both"])
 def test_header_that_is_no_bearer_key_is_refused(key_file: Path, header: str) -> None:
     with pytest.raises(AccessError):

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import random
+import socket
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -148,14 +150,7 @@ def test_deadline_ends_a_request(stream: bool) -> None:
         gate = block(server)
         threading.Timer(0.3, gate.open.set).start()
         fields = completion(timeout=0.05, max_tokens=900, stream=stream)
-        reply = calls.post(PATH, json=fields)
-        if stream:
-            (event,) = read_events(reply)
-            error = json.loads(event)["error"]
-        else:
-            assert reply.status_code == 504
-            error = reply.json()["error"]
-        assert error["code"] == "deadline_exceeded"
+        assert calls.refusal(PATH, fields, 504)["code"] == "deadline_exceeded"
         gate.open.set()
         until_idle(server)
 
@@ -187,9 +182,6 @@ def test_client_that_leaves_ends_its_request(stream: bool, when: str) -> None:
 
 def leave(calls: Calls, fields: dict[str, Any], server: ThreadServer) -> None:
     """Send a request and close the connection once the server has it."""
-    import socket
-    from urllib.parse import urlsplit
-
     address = urlsplit(server.address)
     body = json.dumps(fields).encode()
     before = server.service.admission.num_open
@@ -246,7 +238,7 @@ def test_silent_stream_is_kept_alive_by_comments() -> None:
 
 @pytest.mark.case("S55")
 def test_error_in_a_stream_is_one_event_and_no_done() -> None:
-    with ThreadServer() as server, server.calls() as calls:
+    with ThreadServer(keep_alive_seconds=0.01) as server, server.calls() as calls:
         gate = block(server)
         with calls.stream("POST", PATH, json=completion(stream=True)) as reply:
             server.loop.call_soon_threadsafe(server.client._die, RuntimeError("x"))
@@ -279,7 +271,10 @@ def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
 
 
 def test_drain_ends_what_does_not_finish_in_time() -> None:
-    with ThreadServer(shutdown_timeout=0.01) as server, server.calls() as calls:
+    with (
+        ThreadServer(shutdown_timeout=0.01, keep_alive_seconds=0.01) as server,
+        server.calls() as calls,
+    ):
         gate = block(server)
         with calls.stream("POST", PATH, json=completion(stream=True)) as reply:
             draining = asyncio.run_coroutine_threadsafe(server.service.drain(), server.loop)

@@ -35,6 +35,7 @@ from octavo.engine.stats import EngineStats
 from octavo.errors import EngineDeadError, InvalidParameterError, OctavoError, RetryLaterError
 from octavo.request import Request, SamplingParams
 
+Observer = Callable[[Stepped | None], None]
 # Texts of more characters are tokenised beside the event loop.
 LONG_TEXT = 20_000
 
@@ -89,15 +90,25 @@ class DeltaStream:
     def __aiter__(self) -> "DeltaStream":
         return self
 
+    async def begun(self) -> None:
+        """Wait until there is something to read; raises where that is an error."""
+        while not self._items and not self.is_over:
+            await self._wait()
+        if self._error is not None and all(_is_failure(item) for item in self._items):
+            raise self._error
+
     async def __anext__(self) -> OutputDelta | PromptProgress:
         while not self._items:
             if self._error is not None:
                 raise self._error
             if self.is_over:
                 raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self._wait()
         return self._items.popleft()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
 
     async def accepted(self) -> None:
         """Wait until the engine has taken the request; raises why not."""
@@ -164,6 +175,10 @@ class DeltaStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _is_failure(item: OutputDelta | PromptProgress) -> bool:
+    return isinstance(item, OutputDelta) and item.error is not None
 
 
 class OpenRequests:
@@ -277,6 +292,10 @@ class EngineClient(Protocol):
         """Let no later request reuse what is cached now."""
         ...
 
+    def observe(self, observer: Observer) -> None:
+        """Call `observer` with every step from now on, and with None when an engine has ended."""
+        ...
+
     def stats(self) -> EngineStats | None:
         """Return the latest snapshot, at most a fraction of a second old; None before any."""
         ...
@@ -305,6 +324,7 @@ class ClientBase:
         self._last_beat = 0.0
         self._last_step_seconds = 0.0
         self._busy_seconds = 0.0
+        self._observers: list[Observer] = []
 
     @property
     def intake(self) -> Intake:
@@ -321,6 +341,10 @@ class ClientBase:
     def stats(self) -> EngineStats | None:
         """See `EngineClient`."""
         return self._stats
+
+    def observe(self, observer: Observer) -> None:
+        """See `EngineClient`."""
+        self._observers.append(observer)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -418,6 +442,7 @@ class ClientBase:
                 self._last_step_seconds = event.seconds
                 self._busy_seconds += event.seconds
                 self._stats = event.stats or self._stats
+                self._tell(event)
                 self._requests.take_step(event)
             case Answered():
                 self._requests.take_answers(event)
@@ -425,6 +450,16 @@ class ClientBase:
                 self._become_ready(event)
             case _:
                 pass
+
+    def _tell(self, step: Stepped | None) -> None:
+        for observer in self._observers:
+            observer(step)
+
+    def _end_requests(self, error: Exception) -> None:
+        """The engine is gone: each of its requests gets `error`."""
+        self._stats = None
+        self._tell(None)
+        self._requests.fail_all(error)
 
     def _become_ready(self, ready: Ready) -> None:
         self._ready = ready
@@ -490,7 +525,7 @@ class ThreadClient(ClientBase):
         self._send(Stop())
         await asyncio.to_thread(self._thread.join)
         self._engine.close()
-        self._requests.fail_all(OctavoError("The engine was closed."))
+        self._end_requests(OctavoError("The engine was closed."))
 
     def _run(self, serve: Callable[[], None]) -> None:
         try:
@@ -501,7 +536,7 @@ class ThreadClient(ClientBase):
 
     def _die(self, error: Exception) -> None:
         self._state, self._reason = EngineState.FAILED, f"it broke: {type(error).__name__}"
-        self._requests.fail_all(EngineDeadError("The engine broke while the request ran."))
+        self._end_requests(EngineDeadError("The engine broke while the request ran."))
 
     def _deliver(self, event: Event) -> None:
         # The loop is closed where the server has gone first; then nobody waits.

@@ -52,6 +52,10 @@ class Chat:
         template = self._template(chat_template, bool(tools))
         return template.render(messages, tools=tools, now=clock.now(), **options)
 
+    def source(self, *, with_tools: bool = False) -> str | None:
+        """Return the template's Jinja text, or None where there is none."""
+        return self._template(None, with_tools).source if self.has_template else None
+
     def _template(self, own: str | None, with_tools: bool) -> ChatTemplate:
         if self._tokenizer is None:
             raise ChatTemplateError("This model came without a tokenizer, so it cannot chat.")

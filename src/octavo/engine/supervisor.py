@@ -107,7 +107,7 @@ class ChildClient(ClientBase):
         """See `EngineClient`."""
         self._started = asyncio.get_running_loop().create_future()
         await self._spawn()
-        self._supervising = asyncio.create_task(self._supervise(), name="engine supervisor")
+        self._supervising = asyncio.create_task(self._watch_over(), name="engine supervisor")
         await self._started
 
     async def close(self) -> None:
@@ -118,7 +118,7 @@ class ChildClient(ClientBase):
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervising
         await self._kill()
-        self._requests.fail_all(OctavoError("The engine was closed."))
+        self._end_requests(OctavoError("The engine was closed."))
 
     @property
     def status(self) -> ClientStatus:
@@ -191,6 +191,16 @@ class ChildClient(ClientBase):
 
     # --- its successors -------------------------------------------------------------------------
 
+    async def _watch_over(self) -> None:
+        """Supervise; what breaks that is a state too, and not silence."""
+        try:
+            await self._supervise()
+        except Exception as error:
+            why = f"its supervision broke: {type(error).__name__}: {error}"
+            self._state, self._reason = EngineState.FAILED, why
+            self._end_requests(EngineDeadError(f"The engine is lost: {why}."))
+            raise
+
     async def _supervise(self) -> None:
         while True:
             await self._until_end()
@@ -198,7 +208,7 @@ class ChildClient(ClientBase):
             self._state, self._reason = EngineState.RESTARTING, "it ended"
             why = "hung" if self._is_hung else _how_it_ended(await self._exit_code())
             self._reason = f"it {why}"
-            self._requests.fail_all(
+            self._end_requests(
                 EngineDeadError(
                     f"The engine {why} while the request ran. Send the request again.",
                     max(1.0, self._load_seconds),

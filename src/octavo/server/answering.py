@@ -89,6 +89,15 @@ class Reply:
             },
         }
 
+    async def begun(self, seconds: float) -> None:
+        """Wait, not for long, until there is something to tell; raises where that is an error.
+
+        So what fails before the first token has its own status, also in a stream.
+        """
+        streams = [request.stream.begun() for request in self.requests]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*streams), seconds)
+
     async def whole(self) -> Json:
         """Return the joined stream."""
         choices: dict[int, list[Json]] = {}

@@ -7,6 +7,7 @@ Invariant: a path that is not in the table is 404, in the same shape as every ot
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from octavo import __version__
 from octavo.errors import OctavoError
 from octavo.server import failures
 from octavo.server.answering import ClientGoneError
@@ -55,6 +55,7 @@ def routes(service: Service) -> list[Route]:
         Route("POST", "/detokenize", texts.detokenize),
         Route("POST", "/apply-template", texts.apply_template),
         Route("GET", "/version", state.version, "read"),
+        Route("GET", "/metrics", state.metrics, "read", is_quiet=True),
         Route("GET", "/load", state.load, "read", is_quiet=True),
         Route("GET", "/health", state.readyz, None, is_quiet=True),
         Route("GET", "/livez", state.livez, None, is_quiet=True),
@@ -67,7 +68,10 @@ def create_app(service: Service) -> FastAPI:
     """Return the application."""
     config, table = service.config, routes(service)
     app = FastAPI(
-        title="Octavo", version=__version__, root_path=config.root_path, redirect_slashes=False
+        title="Octavo",
+        version=version_of("octavo"),
+        root_path=config.root_path,
+        redirect_slashes=False,
     )
     for route in table:
         app.add_api_route(route.path, route.handler, methods=[route.method], response_model=None)
@@ -75,7 +79,6 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(OctavoError, _on_error)
     app.add_exception_handler(ClientGoneError, _on_gone)
-    app.add_exception_handler(Exception, _on_error)
     app.add_middleware(
         Gate,
         keys=read_keys(Path(config.api_key_file)) if config.api_key_file else None,

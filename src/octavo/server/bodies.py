@@ -7,12 +7,13 @@ Invariant: a field that is not declared here is reported as ignored, never half-
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from octavo.errors import BadRequestError, InvalidParameterError
-from octavo.request import SamplingParams
+from octavo.request import SamplingParams, StructuredOutputs
 
 Messages = list[dict[str, Any]]
 
@@ -75,6 +76,13 @@ class SamplingFields(Body):
     return_progress: bool | None = Field(
         False, description="Stream how much of the prompt is computed."
     )
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="One of json, json_object, regex, choice, grammar."
+    )
+    guided_json: dict[str, Any] | str | None = Field(None, description="Older name.")
+    guided_regex: str | None = Field(None, description="Older name.")
+    guided_choice: list[str] | None = Field(None, description="Older name.")
+    guided_grammar: str | None = Field(None, description="Older name.")
     priority: int = Field(0, description="Lower is earlier, with --scheduling-policy priority.")
     cache_salt: str | None = Field(None, description="Share blocks only with the same salt.")
     timeout: float | None = Field(None, description="Deadline in seconds.", gt=0)
@@ -87,7 +95,23 @@ class SamplingFields(Body):
         }
         if self.logit_bias is not None:
             given["logit_bias"] = _bias(self.logit_bias)
+        if (constraint := self.constraint()) is not None:
+            given["structured_outputs"] = constraint
         return SamplingParams.from_dict({**defaults, **given, **fixed})
+
+    def constraint(self) -> StructuredOutputs | None:
+        """Return what the output must be, by vLLM's names for it."""
+        given = dict(self.structured_outputs or {})
+        for name in ("json", "regex", "choice", "grammar"):
+            if (value := getattr(self, f"guided_{name}")) is not None:
+                given[name] = value
+        known = {field.name for field in fields(StructuredOutputs)}
+        for name in given:
+            if name not in known:
+                raise InvalidParameterError(
+                    "structured_outputs", name, f"one of {', '.join(sorted(known))}"
+                )
+        return StructuredOutputs(**given) if given else None
 
     @property
     def wants_stream(self) -> bool:
@@ -196,7 +220,7 @@ class ChatBody(SamplingFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
 
-    def chat_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+    def chat_params(self, defaults: Mapping[str, Any], **fixed: Any) -> SamplingParams:
         """Return the sampling parameters; the answer may fill the context by default."""
         self.check_stream_options()
         limit = self.max_completion_tokens
@@ -209,6 +233,7 @@ class ChatBody(SamplingFields):
             defaults,
             max_tokens=self.max_tokens if limit is None else limit,
             logprobs=(top or 0) if self.logprobs else None,
+            **fixed,
         )
 
 
@@ -265,7 +290,7 @@ def template_options(
             "chat_template in a request is refused: start octavo with "
             "--trust-request-chat-template, or give it one with --chat-template."
         )
-    for name in ("tools", "add_generation_prompt", "chat_template", "documents"):
+    for name in ("add_generation_prompt", "chat_template", "documents"):
         if (value := getattr(body, name, None)) is not None:
             options[name] = value
     if body.continue_final_message:

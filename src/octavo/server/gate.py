@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.engine import clock
-from octavo.errors import BodyTooLargeError, OctavoError
+from octavo.errors import BodyTooLargeError
 from octavo.server import failures
 from octavo.server.keys import ApiKeys
 
@@ -69,19 +69,20 @@ class Gate:
         try:
             self._check(scope, headers)
             await self._app(scope, self._limited(receive), send_noting)
-        except OctavoError as error:
+        except Exception as error:
             if status:
                 raise
+            failures.log_unexpected(error)
             await failures.reply(error)(scope, receive, send_noting)
         finally:
-            if scope["path"] not in self._quiet:
+            if _path(scope) not in self._quiet:
                 _write_line(scope, request_id, status, clock.monotonic() - start, note)
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self._max_body_bytes:
             raise self._too_large()
-        needed = self._scope_of(scope["path"])
+        needed = self._scope_of(_path(scope))
         if self._keys is not None and needed is not None and scope["method"] != "OPTIONS":
             self._keys.check(headers.get("authorization"), needed)
 
@@ -107,6 +108,13 @@ class Gate:
         )
 
 
+def _path(scope: Scope) -> str:
+    """Return the path as routes see it: without the one under which a proxy offers the server."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    inner = path.removeprefix(root)
+    return inner if inner.startswith("/") else path
+
+
 def _headers(scope: Scope) -> dict[str, str]:
     return {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
 
@@ -124,7 +132,7 @@ def _write_line(
         "%s %s %s status=%s seconds=%.3f %s",
         request_id,
         scope["method"],
-        scope["path"] if scope.get("route") else "(no route)",
+        _path(scope) if scope.get("route") else "(no route)",
         status or "none",
         seconds,
         told,

@@ -6,7 +6,6 @@ Decides how a body becomes prompts for the service and a reply in OpenAI's shape
 Invariant: whatever is wrong with a request is raised before the first byte of its reply.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,18 +13,19 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo.engine import clock
-from octavo.engine.client import LONG_TEXT
 from octavo.engine.intake import Prompt
 from octavo.errors import BadRequestError
 from octavo.request import SamplingParams
 from octavo.server.answering import EventStream, Reply, answer_whole
-from octavo.server.bodies import Body, ChatBody, CompletionBody, SamplingFields, template_options
+from octavo.server.bodies import Body, ChatBody, CompletionBody, SamplingFields
 from octavo.server.failures import JSONReply
 from octavo.server.gate import NOTE, REQUEST_ID
 from octavo.server.pieces import PieceMaker
 from octavo.server.service import OpenRequest, Service
 from octavo.server.shapes import ChatShape, CompletionShape, Echo
+from octavo.server.turns import take_turn
 
+BEGIN_SECONDS = 5.0  # a stream's status waits so long for the first thing to tell
 IGNORED = "x-octavo-ignored"
 
 
@@ -84,12 +84,10 @@ class Generation:
         headers = note_ignored(body, http, strict=service.config.strict)
         model = service.check_model(body.model)
         service.check_open()
-        refuse_unsupported(body)
-        params = body.chat_params(service.client.face.sampling_defaults)
-        ids = await encode_messages(service, body)
+        turn = await take_turn(service, body)
         reply_id = f"chatcmpl-{http.scope[REQUEST_ID]}"
-        prompt = _prompt(ids, body.cache_salt)
-        opened = await self._open_all([prompt], params, body, reply_id)
+        prompt = _prompt(turn.token_ids, body.cache_salt)
+        opened = await self._open_all([prompt], turn.params, body, reply_id)
         shape = ChatShape(
             reply_id,
             model,
@@ -100,7 +98,8 @@ class Generation:
             token_bytes=service.token_bytes,
         )
         taken = opened[0].stream.request.prompt_token_ids
-        reply = Reply(opened, PieceMaker(params.n, [len(taken)]), shape)
+        maker = PieceMaker(turn.params.n, [len(taken)], turn.text_stage)
+        reply = Reply(opened, maker, shape, amend=lambda piece: turn.amend(piece, maker))
         if body.return_token_ids:
             reply.prompt_token_ids = taken
         return await self._answer(reply, body, http, headers)
@@ -143,6 +142,11 @@ class Generation:
         reply.include_usage = options is not None and options.include_usage
         reply.continuous_usage = options is not None and options.continuous_usage_stats
         reply.with_progress = bool(body.return_progress)
+        try:
+            await reply.begun(self._service.config.keep_alive_seconds or BEGIN_SECONDS)
+        except BaseException:
+            reply.close()
+            raise
         return EventStream(
             reply, keep_alive=self._service.config.keep_alive_seconds, headers=headers
         )
@@ -171,21 +175,3 @@ def note_ignored(body: Body, http: HttpRequest, *, strict: bool) -> dict[str, st
         )
     http.scope[NOTE]["ignored"] = shown.replace(" ", "")
     return {IGNORED: shown}
-
-
-async def encode_messages(service: Service, body: Any) -> list[int]:
-    """Return the prompt's ids for a body with messages; long ones are rendered off the loop."""
-    options = template_options(body, trusts_templates=service.config.trust_request_chat_template)
-    chat = service.client.face.chat
-    if sum(len(str(m.get("content"))) for m in body.messages) > LONG_TEXT:
-        return await asyncio.to_thread(chat.encode, body.messages, **options)
-    return chat.encode(body.messages, **options)
-
-
-def refuse_unsupported(body: ChatBody) -> None:
-    """Raise for what would otherwise be ignored in silence."""
-    kind = (body.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise BadRequestError("response_format is not supported yet, except for type text.")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise BadRequestError("tool_choice is not supported yet, except for none and auto.")

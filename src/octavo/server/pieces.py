@@ -66,7 +66,8 @@ class Piece:
     """What is added to one answer. `choice` is its number in the reply.
 
     prompt: number of the prompt. prompt_logprobs: with the first piece, if asked for. finish_reason
-    and stop_reason: with the last.
+    and stop_reason: with the last, as is is_ending_forced: a structured output was near its limit
+    and got the shortest valid ending.
     """
 
     choice: int
@@ -78,6 +79,7 @@ class Piece:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    is_ending_forced: bool = False
 
 
 class _Answer:
@@ -114,6 +116,7 @@ class _Answer:
             is_first,
             delta.finish_reason,
             delta.stop_reason,
+            is_ending_forced=delta.is_ending_forced,
         )
 
 

@@ -23,6 +23,7 @@ from octavo.server.app import create_app
 from octavo.server.service import Service
 
 BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 60  # longer than clients keep idle connections, so that none meets its end
 LOADING_SECONDS = 3.0  # a start that takes longer says what it is doing
 Tell = Callable[[str], None]
 
@@ -92,6 +93,7 @@ class _Serving:
                 http="httptools",
                 ws="none",
                 backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=2,
                 ssl_keyfile=server.ssl_keyfile,
                 ssl_certfile=server.ssl_certfile,

@@ -9,13 +9,15 @@ Invariant: every stream that was opened is closed, and then leaves nothing runni
 import asyncio
 import itertools
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
+
+from prometheus_client import CollectorRegistry
 
 from octavo.config import ServerConfig
 from octavo.engine import clock
 from octavo.engine.client import DeltaStream, EngineClient, EngineState
 from octavo.engine.intake import Prompt
+from octavo.engine.messages import Stepped
 from octavo.errors import (
     DeadlineError,
     ModelNotFoundError,
@@ -26,6 +28,10 @@ from octavo.errors import (
 )
 from octavo.request import SamplingParams
 from octavo.server.admission import Admission
+from octavo.server.metrics import ServerMetrics
+
+
+DRAIN_LOOK_SECONDS = 0.02
 
 
 class OpenRequest:
@@ -80,10 +86,11 @@ class Service:
             num_seats=client.config.max_num_seqs,
             rate=lambda: client.tokens_per_second,
         )
+        self.registry = CollectorRegistry()
+        self._metrics = ServerMetrics(self.registry, self.model_names[0])
+        client.observe(self._observe)
         self._open: set[OpenRequest] = set()
         self._serial = itertools.count()
-        self._all_closed = asyncio.Event()
-        self._all_closed.set()
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -109,6 +116,16 @@ class Service:
             raise RetryLaterError(
                 f"The engine is {status.state}: {status.reason}.", status.retry_after
             )
+
+    def _observe(self, step: Stepped | None) -> None:
+        if step is None:
+            self._metrics.forget_engine()
+            return
+        now = clock.monotonic()
+        for delta in step.deltas:
+            self._metrics.observe_delta(delta, now)
+        if step.stats is not None:
+            self._metrics.observe_step(step.stats)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token; ids of padding have none."""
@@ -149,12 +166,9 @@ class Service:
         def forget(closed: OpenRequest) -> None:
             ticket.leave()
             self._open.discard(closed)
-            if not self._open:
-                self._all_closed.set()
 
         opened = OpenRequest(stream, forget)
         self._open.add(opened)
-        self._all_closed.clear()
         self._bound(opened, timeout)
         return opened
 
@@ -189,12 +203,16 @@ class Service:
     async def drain(self) -> None:
         """Take no new requests, let the running ones finish in time, and end those that do not."""
         self.is_draining = True
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._all_closed.wait(), self.config.shutdown_timeout)
+        await self._until_empty(self.config.shutdown_timeout)
         for opened in list(self._open):
             opened.stop(OctavoError("The server shut down before the request finished."))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._all_closed.wait(), 1.0)
+        await self._until_empty(1.0)
+
+    async def _until_empty(self, seconds: float) -> None:
+        """Wait until no request is open, which includes those that the engine has yet to accept."""
+        end = clock.monotonic() + seconds
+        while self.admission.num_open and clock.monotonic() < end:
+            await asyncio.sleep(DRAIN_LOOK_SECONDS)
 
 
 def _names(client: EngineClient, config: ServerConfig) -> list[str]:

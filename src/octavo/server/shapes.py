@@ -151,6 +151,8 @@ class CompletionShape:
             choice["logprobs"] = self._legacy(piece.choice, entries)
         if self.with_ids:
             choice["token_ids"] = ids
+        if piece.is_ending_forced:
+            choice["is_ending_forced"] = True
         return choice
 
     def _hides(self, piece: Piece) -> bool:
@@ -207,8 +209,7 @@ class CompletionShape:
         whole = dict(choices[0])
         for choice in choices[1:]:
             _append(whole, choice, ("text", "token_ids"))
-            for name in ("finish_reason", "stop_reason"):
-                whole[name] = choice[name]
+            _replace(whole, choice)
             if choice["logprobs"] is not None:
                 if whole["logprobs"] is None:
                     whole["logprobs"] = choice["logprobs"]
@@ -249,6 +250,13 @@ def _append(whole: Json, added: Json, names: Sequence[str]) -> None:
             whole[name] = whole[name] + added[name] if name in whole else added[name]
 
 
+def _replace(whole: Json, later: Json) -> None:
+    """Take over what only the last chunk of an answer tells."""
+    for name in ("finish_reason", "stop_reason", "is_ending_forced"):
+        if name in later:
+            whole[name] = later[name]
+
+
 # --- chat ---------------------------------------------------------------------------------------
 
 
@@ -287,6 +295,8 @@ class ChatShape:
             choice["logprobs"] = {"content": [self._entry(*pair) for pair in pairs]}
         if self.with_ids:
             choice["token_ids"] = piece.token_ids
+        if piece.is_ending_forced:
+            choice["is_ending_forced"] = True
         if piece.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs_json(piece.prompt_logprobs)
         return [choice]
@@ -325,8 +335,7 @@ class ChatShape:
                 _merge_call(calls, call)
             if number:
                 _append(whole, choice, ("token_ids",))
-                whole["finish_reason"] = choice["finish_reason"]
-                whole["stop_reason"] = choice["stop_reason"]
+                _replace(whole, choice)
                 if choice["logprobs"] is not None:
                     whole["logprobs"] = {
                         "content": whole["logprobs"]["content"] + choice["logprobs"]["content"]

@@ -4,9 +4,11 @@ Decides what each says of the service. Invariant: health is told from the engine
 needs no answer from the engine.
 """
 
+from importlib.metadata import version as version_of
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from octavo import __version__
 from octavo.engine.client import EngineState
 from octavo.errors import ModelNotFoundError
 from octavo.server.failures import JSONReply, body
@@ -50,7 +52,7 @@ class State:
 
     async def version(self) -> Response:
         """Tell the version."""
-        return JSONReply({"version": __version__})
+        return JSONReply({"version": version_of("octavo")})
 
     async def livez(self) -> Response:
         """Tell whether the server is worth keeping: it is, unless its engine is given up."""
@@ -80,6 +82,12 @@ class State:
                 "kv_cache_usage": None if stats is None else stats.kv_cache_usage,
                 "num_restarts": self._service.client.num_restarts,
             }
+        )
+
+    async def metrics(self) -> Response:
+        """Tell the metrics, in Prometheus' text format."""
+        return Response(
+            generate_latest(self._service.registry), headers={"content-type": CONTENT_TYPE_LATEST}
         )
 
     async def reset_prefix_cache(self) -> Response:

@@ -12,8 +12,9 @@ from starlette.responses import Response
 from octavo.errors import BadRequestError, InvalidParameterError
 from octavo.server.bodies import DetokenizeBody, TemplateBody, TokenizeBody, template_options
 from octavo.server.failures import JSONReply
-from octavo.server.generation import encode_messages, note_ignored
+from octavo.server.generation import note_ignored
 from octavo.server.service import Service
+from octavo.server.turns import encode_messages, tools_of, with_instructions
 from octavo.weights.tokenizer import Tokenizer
 
 
@@ -30,7 +31,7 @@ class Texts:
             raise BadRequestError("Give either prompt or messages.")
         tokenizer = self._tokenizer
         if body.prompt is None:
-            ids = await encode_messages(self._service, body)
+            ids = await encode_messages(self._service, body, tools_of(body))
         else:
             ids = tokenizer.encode(body.prompt, add_bos=body.add_special_tokens)
         reply: dict[str, Any] = {
@@ -59,7 +60,10 @@ class Texts:
         headers = self._check(body, http)
         trusts = self._service.config.trust_request_chat_template
         options = template_options(body, trusts_templates=trusts)
-        prompt = self._service.client.face.chat.render(body.messages, **options)
+        chat, tools = self._service.client.face.chat, tools_of(body)
+        prompt = chat.render(
+            with_instructions(self._service, body.messages, tools), tools=tools, **options
+        )
         return JSONReply({"prompt": prompt}, headers=headers)
 
     def _check(
