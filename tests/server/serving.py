@@ -13,13 +13,11 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 import httpx2
-import uvicorn
 
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.client import ThreadClient
 from octavo.native import library
-from octavo.server.app import create_app
-from octavo.server.run import _Server, listen
+from octavo.server.run import http_server, listen
 from octavo.server.service import Service
 from tests.engines import TINY
 
@@ -120,7 +118,8 @@ class ThreadServer:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._is_up.wait(PATIENCE)
+        while not self._is_up.wait(0.01):
+            assert self._thread.is_alive(), "the server did not start"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -135,14 +134,7 @@ class ThreadServer:
         self.loop = asyncio.get_running_loop()
         self.client = ThreadClient(self._engine)
         self.service = Service(self.client, self._config)
-        config = uvicorn.Config(
-            create_app(self.service),
-            lifespan="off",
-            log_config=None,
-            ws="none",
-            timeout_graceful_shutdown=2,
-        )
-        self._uvicorn = _Server(config)
+        self._uvicorn = http_server(self.service)
         await self.client.start()
         serving = asyncio.create_task(self._uvicorn.serve([self._listener]))
         while not self._uvicorn.started:
@@ -152,6 +144,7 @@ class ThreadServer:
             await serving
         finally:
             await self.client.close()
+            self._listener.close()
 
 
 class ProcessServer:

@@ -70,7 +70,6 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(
         title="Octavo",
         version=version_of("octavo"),
-        root_path=config.root_path,
         redirect_slashes=False,
     )
     for route in table:

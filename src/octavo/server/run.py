@@ -71,6 +71,28 @@ class _Server(uvicorn.Server):
         yield
 
 
+def http_server(service: Service) -> uvicorn.Server:
+    """Return what serves the application over HTTP; it leaves signals alone."""
+    config = service.config
+    return _Server(
+        uvicorn.Config(
+            create_app(service),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            http="httptools",
+            ws="none",
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=2,
+            root_path=config.root_path,
+            ssl_keyfile=config.ssl_keyfile,
+            ssl_certfile=config.ssl_certfile,
+        )
+    )
+
+
 class _Serving:
     """One run of the server."""
 
@@ -83,22 +105,7 @@ class _Serving:
         self._client = make_client(engine, server)
         self._service = Service(self._client, server)
         self._stopping: asyncio.Task[None] | None = None
-        self._uvicorn = _Server(
-            uvicorn.Config(
-                create_app(self._service),
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                http="httptools",
-                ws="none",
-                backlog=BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=2,
-                ssl_keyfile=server.ssl_keyfile,
-                ssl_certfile=server.ssl_certfile,
-            )
-        )
+        self._uvicorn = http_server(self._service)
 
     async def run(self) -> None:
         """Serve to the end."""

@@ -30,7 +30,6 @@ from octavo.request import SamplingParams
 from octavo.server.admission import Admission
 from octavo.server.metrics import ServerMetrics
 
-
 DRAIN_LOOK_SECONDS = 0.02
 
 
