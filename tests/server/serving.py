@@ -17,6 +17,7 @@ import httpx2
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.client import ThreadClient
 from octavo.native import library
+from octavo.server.app import Route, routes
 from octavo.server.run import http_server, listen
 from octavo.server.service import Service
 from tests.engines import TINY
@@ -112,6 +113,11 @@ class ThreadServer:
         return Calls(base_url=self.address, timeout=PATIENCE, trust_env=False, **options)
 
     @property
+    def service_routes(self) -> list[Route]:
+        """The table of its routes."""
+        return routes(self.service)
+
+    @property
     def engine(self) -> Any:
         """The engine inside; read it only while nothing runs."""
         return self.client._engine
@@ -150,22 +156,19 @@ class ThreadServer:
 class ProcessServer:
     """`octavo serve` in a process of its own, its engine in another."""
 
-    def __init__(self, *options: str, model: str = "llama", env: dict[str, str] | None = None):
+    def __init__(self, *options: str, reference: str = str(TINY / "llama")) -> None:
         self._command = [
             *(sys.executable, "-c", "from octavo.cli.main import main; main()"),
-            *("serve", str(TINY / model), "--port", "0", "--served-model-name", "tiny"),
+            *("serve", reference, "--port", "0", "--served-model-name", "tiny"),
             *("--num-gpu-blocks-override", "128", "--block-size", "16"),
             *(("--num-threads", "1") if library is not None else ()),
             *options,
         ]
-        self._env = env
         self.lines: list[str] = []
         self.address = ""
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen(
-            self._command, stderr=subprocess.PIPE, text=True, env=self._env
-        )
+        self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line.rstrip())
