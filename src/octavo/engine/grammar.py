@@ -10,10 +10,11 @@ is left out in silence.
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import llguidance
@@ -32,6 +33,9 @@ MAX_CHOICES = 10_000
 COMPILE_SECONDS = 10.0
 _NUM_KEPT = 64  # compiled grammars
 _NUM_THREADS = 2
+_USUAL_MARGIN = 8
+_LEAST_MARGIN = 2  # a character may begin that takes several tokens
+_MAX_PARTS = 64
 # Between two tokens of JSON. Unbounded, a model may write blanks until its tokens are used up.
 WHITESPACE = r"[\x20\x0A]{0,2}"
 _BLANK = r"/[ \n]{0,4}/"
@@ -43,12 +47,14 @@ _LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 class Grammar:
     """A compiled grammar, from which every sequence's matcher is copied.
 
-    ending: a short valid output, or None if none of at most `MAX_ENDING` tokens was found.
+    ending: a short valid output, or None if none of at most `MAX_ENDING` tokens was found. margin:
+    by how many tokens one more token may put off the end, as when it begins another object.
     """
 
     vocabulary: GrammarVocabulary
     prototype: llguidance.LLMatcher
     ending: tuple[int, ...] | None
+    margin: int
     reasoning: Reasoning | None
 
 
@@ -94,7 +100,33 @@ class GrammarCompiler:
             raise _refused(spec, matcher.get_error() or "no text matches it")
         thinking = Thinking(reasoning, self.vocabulary)
         ending = find_ending(matcher, self.vocabulary, thinking, MAX_ENDING)
-        return Grammar(self.vocabulary, matcher, ending, reasoning)
+        margin = self._margin(spec, len(ending or ()))
+        return Grammar(self.vocabulary, matcher, ending, margin, reasoning)
+
+    def _margin(self, spec: StructuredOutputs, num_ending: int) -> int:
+        """Return the tokens that the largest part of an output needs at least.
+
+        The parts of a small schema are measured one by one; one whose references lead out of it is
+        not. Else the whole stands for its parts; a choice or an expression has none.
+        """
+        if spec.choice is not None or spec.regex is not None:
+            return _LEAST_MARGIN
+        largest = max(_USUAL_MARGIN, num_ending)
+        if spec.json is None:
+            return largest
+        parts = list(islice(_parts(checked_schema(parsed_schema(spec.json))), _MAX_PARTS + 1))
+        if len(parts) > _MAX_PARTS:
+            return largest
+        endings = (self._ending_of(_with_options(part, spec)) for _, part in parts[:-1])
+        return max([_USUAL_MARGIN, *map(len, endings)])
+
+    def _ending_of(self, schema: Json) -> tuple[int, ...]:
+        source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        matcher = _matcher(self.vocabulary.tokenizer, source)
+        if matcher.is_error():
+            return ()
+        nothing = Thinking(None, self.vocabulary)
+        return find_ending(matcher, self.vocabulary, nothing, MAX_ENDING) or ()
 
 
 def grammar_source(
@@ -190,7 +222,7 @@ def _check_pattern(pattern: str, place: str) -> None:
 def _refused(spec: StructuredOutputs, problem: str) -> OctavoError:
     """Return the compiler's complaint, with the place in a schema where it can be found."""
     place = spec.kind
-    if spec.json is not None:
+    if spec.json is not None and "too large" not in problem:
         place = _place_of(checked_schema(parsed_schema(spec.json)), problem) or place
     if problem.startswith("oneOf"):
         return BadRequestError(
@@ -202,16 +234,22 @@ def _refused(spec: StructuredOutputs, problem: str) -> OctavoError:
     return BadRequestError(f"{place}: {_one_line(problem)}")
 
 
-def _place_of(schema: Json, problem: str, max_tried: int = 200) -> str | None:
+def _place_of(schema: Json, problem: str, max_tried: int = _MAX_PARTS) -> str | None:
     """Return the innermost schema that has the same problem when it is compiled alone."""
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    for tried, (place, sub) in enumerate(subschemas(schema, "json")):
+    for tried, (place, part) in enumerate(_parts(schema)):
         if tried == max_tried:
             return None
-        source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({**shared, **sub}))
+        source = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(part))
         if llguidance.LLMatcher.validate_grammar(source, limits=_LIMITS) == problem:
             return place
     return None
+
+
+def _parts(schema: Json) -> Iterator[tuple[str, Json]]:
+    """Yield the place of every schema within one, and it as a schema of its own."""
+    shared: Json = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    for place, sub in subschemas(schema, "json"):
+        yield place, {**shared, **sub}
 
 
 def _key(spec: StructuredOutputs, reasoning: Reasoning | None) -> str:

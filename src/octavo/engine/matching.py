@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 Mask = NDArray[np.uint32]
 
 MAX_ENDING = 256  # tokens of an ending
-# Tokens by which one more token may put off the end, as when it begins an object.
-_USUAL_MARGIN = 8
 _RETRY = 16
 
 
@@ -234,8 +232,8 @@ class GrammarMatcher:
         self._vocabulary = grammar.vocabulary
         self._matcher = grammar.prototype.deep_copy()
         self._ignores_end = ignores_end
-        margin = max(_USUAL_MARGIN, len(grammar.ending or ()) // 2)
-        self._margin = min(margin, max_tokens // 4)
+        # With few tokens, most of them are for the answer all the same.
+        self._margin = min(grammar.margin, max_tokens // 3)
         self._ending = list(grammar.ending or ())
         self._is_forced = False
         self._thinking = Thinking(grammar.reasoning, grammar.vocabulary)

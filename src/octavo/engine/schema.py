@@ -20,6 +20,9 @@ Json = dict[str, Any]
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 10_000
 MAX_SCHEMA_CHARS = 1 << 18
+# The compiler intersects the expressions of schemas that hold at once, at a cost that doubles with
+# each, and no limit of its own ends it.
+MAX_JOINED_EXPRESSIONS = 8
 _INLINE_OPTIONS = "x-guidance"  # by which a schema would set options of the compiler
 
 _ONE = frozenset({"items", "additionalProperties", "additionalItems"})
@@ -87,6 +90,8 @@ FORMATS = frozenset(
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
 )
 _TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+# Keywords beside which a reference or a choice of schemas is all that holds.
+_ALONE = _NAMES | {"$defs", "definitions", "type"}
 # Where a refused keyword changes nothing.
 _NEUTRAL: tuple[tuple[str, object], ...] = (("uniqueItems", False), ("minContains", 0))
 
@@ -121,6 +126,7 @@ def checked_schema(schema: object, where: str = "json") -> Json:
         raise BadRequestError(f"{where} is not JSON: {error}.") from None
     if num_chars > MAX_SCHEMA_CHARS:
         raise _too_long(num_chars, where)
+    _check_expressions(checked, where)
     return checked
 
 
@@ -208,6 +214,22 @@ def nearest_keyword(key: str) -> str:
     """Return a sentence that names the keyword of which `key` looks like a slip, or ""."""
     close = difflib.get_close_matches(key, ENFORCED | REFUSED, n=1, cutoff=0.8)
     return nearest(key, close) if close else ""
+
+
+def _check_expressions(schema: Json, where: str) -> None:
+    """Bound the expressions of a schema in which several schemas hold for one value."""
+    num_expressions, joined = 0, ""
+    for place, sub in subschemas(schema, where):
+        num_expressions += ("pattern" in sub) + ("format" in sub)
+        num_expressions += len(sub.get("patternProperties", ()))
+        joins = [key for key in ("allOf", "anyOf", "oneOf", "$ref") if key in sub]
+        if joins and (joins[0] == "allOf" or len(sub.keys() - _ALONE) > 1):
+            joined = joined or f"{place}.{joins[0]}"
+    if joined and num_expressions > MAX_JOINED_EXPRESSIONS:
+        raise BadRequestError(
+            f"{joined} joins schemas, and together they have {num_expressions} pattern, format and "
+            f"patternProperties; at most {MAX_JOINED_EXPRESSIONS} are supported there."
+        )
 
 
 def _check_value(key: str, value: Any, place: str) -> None:

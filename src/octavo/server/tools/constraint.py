@@ -45,7 +45,7 @@ def calls_constraint(
 
 def _envelope(form: ToolFormat, special: Mapping[str, int], parallel: bool) -> str:
     """The rule `start`: markers and separators around `call`."""
-    more = f"{{0,{MAX_CALLS - 1}}}" if parallel else "{0,0}"
+    more = f"{{0,{MAX_CALLS - 1}}}"
 
     def calls(separator: str) -> str:
         return f'call ("{separator}" call){more}' if parallel else "call"
@@ -55,7 +55,8 @@ def _envelope(form: ToolFormat, special: Mapping[str, int], parallel: bool) -> s
     match form.name:
         case "hermes":
             closing = marker(form.closes[0], special)
-            return f'start: one ("\\n" one){more}\none: {opening} "\\n" call "\\n" {closing}'
+            ones = f'one ("\\n" one){more}' if parallel else "one"
+            return f'start: {ones}\none: {opening} "\\n" call "\\n" {closing}'
         case "mistral":
             return f"start: {opening} {listed}"
         case "pythonic":
