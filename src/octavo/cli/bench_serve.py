@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,9 +75,8 @@ def _described(
     from octavo import __version__
     from octavo.planning.machine import describe_machine
 
-    settings = {name: getattr(config, name) for name in config.__slots__}
     described = {
-        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()},
+        "settings": asdict(config),
         "left_out": plan.num_left_out,
         **report.as_json(),
         "machine": {"octavo": __version__, **describe_machine()},

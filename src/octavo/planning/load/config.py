@@ -9,7 +9,6 @@ Invariant: a `LoadConfig` that exists has passed each check that needs no file a
 import json
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from octavo.errors import BadRequestError, InvalidParameterError
@@ -38,7 +37,7 @@ class LoadConfig:
     output_tokens: int = _setting(128, "Tokens of each answer.")
     shared_prefix: int = _setting(0, "Tokens that all prompts begin with, before their own.")
     turns: int = _setting(1, "Turns of each session, sent one after another.")
-    trace: Path | None = _setting(None, "Take lengths and arrivals from this trace.")
+    trace: str | None = _setting(None, "Take lengths and arrivals from this trace.")
     trace_speed: float = _setting(1.0, "2 sends the trace twice as fast.")
     trace_length_scale: float = _setting(1.0, "Multiply the trace's lengths by this.")
     trace_max_tokens: int | None = _setting(

@@ -48,7 +48,7 @@ class Plan:
 
 def make_plan(config: LoadConfig) -> Plan:
     """Return the work that the settings ask for; reads the trace, if there is one."""
-    plan = _shaped(config) if config.trace is None else _traced(config, config.trace)
+    plan = _shaped(config) if config.trace is None else _traced(config, Path(config.trace))
     if config.request_rate is None:
         return plan
     arrivals = gamma_arrivals(
