@@ -45,10 +45,10 @@ def run_bench_serve(config: "LoadConfig", json_file: Path | None, *, details: bo
     plan = make_plan(config)
     config, run = asyncio.run(_load(config, plan))
     report = Report(run, config.limits)
-    if json_file is not None:
-        _write(json_file, _described(config, plan, report, details=details))
     if json_file != _STDOUT:
         _print_report(config, plan, report)
+    if json_file is not None:
+        _write(json_file, _described(config, plan, report, details=details))
     return 1 if report.num_failed else 0
 
 
