@@ -267,11 +267,11 @@ def metrics_page() -> str:
             "",
             "What `ServerMetrics` reports in Prometheus' format. Every series has the label "
             "`model_name`. Names under `vllm:` have vLLM's meaning; those under `octavo:` are our "
-            "own. Times are in seconds. Totals are kept when an engine is replaced, and gauges fall "
-            "to 0 until the next one runs.",
+            "own. Times are in seconds. Totals are kept when an engine is replaced, and gauges "
+            "fall to 0 until the next one runs.",
             "",
-            "A request with `n` samples is one request in every figure that speaks of requests. Over "
-            "all requests, queue, prefill and decode time add up to the end-to-end latency: a "
+            "A request with `n` samples is one request in every figure that speaks of requests. "
+            "Over all requests, queue, prefill and decode time add up to the end-to-end latency: a "
             "request that ends in a phase counts its time there, and has no later one.",
             "",
             *_table(("name", "type", "its own label", "meaning"), rows),

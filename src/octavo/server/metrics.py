@@ -179,8 +179,8 @@ def _event_metric(metric: Metric, model_name: str) -> Counter | Histogram:
         made = Histogram(
             metric.name, metric.help, _labels(metric), buckets=metric.buckets, registry=None
         )
-    for labels in [(value,) for value in metric.values] or [()]:
-        made.labels(model_name, *labels)
+    for value in metric.values or (None,):
+        made.labels(model_name, *([] if value is None else [value]))
     return made
 
 
