@@ -175,7 +175,10 @@ class ProcessServer:
             if found := re.search(r"Ready: .* at (https?://\S+)/v1", line):
                 self.address = found[1]
                 break
-        assert self.address, self.lines
+        if not self.address:
+            self.process.wait(PATIENCE)
+            self.process.stderr.close()
+            raise AssertionError(self.lines)
         self._reader = threading.Thread(target=self._read, args=(self.process.stderr,))
         self._reader.start()
         return self
