@@ -6,15 +6,15 @@
     │   ├── ContextLengthError       400  prompt (and max_tokens) beyond the model's context
     │   ├── PoolTooSmallError        400  could never fit the block pool, not even alone
     │   ├── ChatTemplateError        400  no template, or the template refused the messages
-    │   └── BodyTooLargeError    413  more bytes than the server takes
-    ├── AccessError              401  no API key, or one that the server does not know
-    │   └── ForbiddenError       403  a known key, but not for this
+    │   └── BodyTooLargeError        413  more bytes than the server takes
+    ├── AccessError                  401  no API key, or one that the server does not know
+    │   └── ForbiddenError           403  a known key, but not for this
     ├── ModelNotFoundError           404  unknown name, missing file, or not to be had offline
-    ├── RetryLaterError          503  not now; in `retry_after` seconds it may work
-    │   ├── EngineDeadError      503  the engine died or hung while the request ran
-    │   ├── QueueFullError       429  more requests or tokens wait than may
-    │   └── QueueTimeoutError    503  the request waited longer than it may
-    ├── DeadlineError            504  the request took longer than its deadline
+    ├── RetryLaterError              503  not now; in `retry_after` seconds it may work
+    │   ├── EngineDeadError          503  the engine died or hung while the request ran
+    │   ├── QueueFullError           429  more requests or tokens wait than may
+    │   └── QueueTimeoutError        503  the request waited longer than it may
+    ├── DeadlineError                504  the request took longer than its deadline
     └── StartupError                 500  the engine cannot start
         ├── SettingError             500  an unknown or impossible setting
         ├── ModelFileError           500  a file is damaged, hostile or not what its name says
