@@ -102,6 +102,9 @@ class RandomWeights:
         outputs, inputs = self._program.parameters[parameter]
         return stored(self._dtype, (outputs, inputs), self._number(parameter), inputs**-0.5)
 
+    def release(self, parameter: str) -> None:
+        """Nothing of it is a file."""
+
     def __call__(self, parameter: str) -> np.ndarray:
         shape = self._program.parameters[parameter]
         if len(shape) == 2:
@@ -130,6 +133,9 @@ class OneMatrix:
     def stored_rows(self, parameter: str) -> np.ndarray:
         return self.of(parameter).stored_rows(parameter)
 
+    def release(self, parameter: str) -> None:
+        self.of(parameter).release(parameter)
+
     def __call__(self, parameter: str) -> np.ndarray:
         return self.of(parameter)(parameter)
 
@@ -148,6 +154,9 @@ class Table:
         if parameter == "table":
             return self.table.view(np.uint8)
         return self.inner.stored_rows(parameter)
+
+    def release(self, parameter: str) -> None:
+        self.inner.release(parameter)
 
     def __call__(self, parameter: str) -> np.ndarray:
         return self.table if parameter == "table" else self.inner(parameter)

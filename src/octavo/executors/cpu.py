@@ -53,6 +53,10 @@ class Weights(Protocol):
         """Return a matrix as stored, (outputs, bytes per row)."""
         ...
 
+    def release(self, parameter: str, /) -> None:
+        """Give back the memory of what `stored_rows` returned."""
+        ...
+
 
 class CPUExecutor:
     """An `Executor` over the native library.
@@ -245,6 +249,7 @@ class _Recorder:
             )
             self._matrices[name] = packed
             self.kept.append(packed.panels)
+            weights.release(name)
         address = packed.panels.ctypes.data
         return self._library.Matrix(address, packed.outputs, packed.inputs, packed.format)
 
