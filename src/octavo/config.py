@@ -53,6 +53,11 @@ class EngineConfig(_Settings):
     num_threads: int | None = _setting(
         None, "Threads of the CPU executor; by default as many as CPUs are allowed.", minimum=1
     )
+    quantization: Literal["none", "int8", "int4"] = _setting(
+        "none",
+        "What the CPU executor makes of float weights while loading; the table and the head keep 8 "
+        "bits.",
+    )
     dtype: Literal["auto", "float32", "float64"] = _setting(
         "auto", "Type of the reference executor's products."
     )

@@ -86,6 +86,7 @@ class ReferenceExecutor:
         parts = [self.name, f"numpy-{np.__version__}", *_blas_names(self._blas), platform.machine()]
         parts += [np.dtype(dtype).name, f"kv-{kv_dtype}"]
         parts += [f"program-{program.digest}", f"weights-{weights_digest}"]
+        self.notes: tuple[str, ...] = ()
         self.fingerprint = " ".join(parts)
         group = program.kv_groups[0]
         self.pages = PageStore(group, num_blocks, block_size, kv_dtype, self.fingerprint)
