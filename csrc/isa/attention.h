@@ -1,4 +1,4 @@
-// Attention over pages: softmax(scale q k^T + mask) v for the query rows of one KV head.
+// Attention over pages: softmax(scale q k^T + mask) v for rows of one KV head.
 //
 // A page of keys is tiles of 16 positions: [position / 16][dim / 2][16 positions][2 dims]; a page of
 // values is [dim / 16][position / 2][16 dims][2 positions]. Float pages have the same order.
@@ -15,8 +15,9 @@ namespace {
 
 using octavo::AttentionJob;
 using octavo::Pages;
+using octavo::Parts;
+using octavo::SEGMENT;
 
-constexpr int SEGMENT = 256;
 constexpr int MAX_DIMS = 512;
 // Scores are multiplied by it, so that weights are powers of two.
 constexpr float LOG2_E = 1.44269504f;
@@ -82,7 +83,7 @@ void score_tile(const float* q, int dims, const Element* keys, float* scores) {
 
 // R rows of weights with 16 dims' values over a segment: a running sum over even positions, one over odd.
 template <class Element, int R>
-void value_tile(const Segment& segment, const float* weights, int dim, float* sums, int stride) {
+void value_tile(const Segment& segment, const float* weights, int dim, float* mixed, int stride) {
     Part even[R][PARTS] = {}, odd[R][PARTS] = {};
     const int block = segment.pages.block_size;
     for (int at = 0; at < segment.length; at += block) {
@@ -104,8 +105,51 @@ void value_tile(const Segment& segment, const float* weights, int dim, float* su
     }
     UNROLL for (int r = 0; r < R; ++r)
         UNROLL for (int part = 0; part < PARTS; ++part)
-            store(sums + r * stride + dim + part * PART, even[r][part] + odd[r][part]);
+            store(mixed + r * stride + dim + part * PART, even[r][part] + odd[r][part]);
 }
+
+// --- softmax, whatever computes the tiles ------------------------------------------------------------
+
+// Of a segment's positions, those that a row sees, and how many there are up to whole vectors.
+struct Seen {
+    int begin, end, padded;
+
+    int first() const { return begin / LANES * LANES; }
+    int last() const { return (end + LANES - 1) / LANES * LANES; }
+};
+
+// Hide what a row does not see, and return the largest score; nothing outside first() and last() is read.
+INLINE float hide(float* scores, const Seen& seen) {
+    for (int i = seen.first(); i < seen.begin; ++i) scores[i] = -INFINITY;
+    for (int i = seen.end; i < seen.last(); ++i) scores[i] = -INFINITY;
+    Floats best = splat(-INFINITY);
+    for (int i = seen.first(); i < seen.last(); i += LANES) best = maximum(best, load(scores + i));
+    return largest(best);
+}
+
+// Merge a segment, of which a row saw something, into what came before it, top and `width` sums.
+INLINE void merge(float& top, float* sums, float next_top, const float* next, int width) {
+    if (next_top == -INFINITY) return;  // scores that are all beyond what a float can be
+    const float both = next_top > top ? next_top : top;
+    const Floats keep = two_to(splat(top - both)), take = two_to(splat(next_top - both));
+    for (int i = 0; i < width; i += LANES) store(sums + i, fma(load(next + i), take, load(sums + i) * keep));
+    top = both;
+}
+
+// Keep what a segment gave to a row, for merge_parts; its head is counted within the KV head's group.
+INLINE void keep_part(const AttentionJob& job, int row, int segment, int head, float top, const float* sums) {
+    float* part = job.parts->at(row, segment, job.kv_head * job.group + head);
+    std::memcpy(part, sums, sizeof(float) * (job.head_dim + LANES));
+    part[job.head_dim + LANES] = top;
+}
+
+// A row's output from its merged sums: the values, and lanes of the weights.
+INLINE void divide(const float* sums, int dims, float* out) {
+    const Floats total = splat(sum(load(sums + dims)));
+    for (int d = 0; d < dims; d += LANES) store(out + d, load(sums + d) / total);
+}
+
+// --- tiles of floats -----------------------------------------------------------------------------------
 
 template <class Element>
 struct FloatTiles {
@@ -125,86 +169,75 @@ struct FloatTiles {
         }
     }
 
-    void sums(const Segment& segment, int rows, int dims, const float* weights, float* out) {
+    // Turn a row's scores into weights, and return the largest score; `lanes` sum the weights.
+    float weigh(const Segment&, int, float* scores, const Seen& seen, float* lanes) {
+        const float top = hide(scores, seen);
+        Floats sums{};
+        for (int i = 0; i < seen.padded; i += LANES) {
+            const bool is_seen = i >= seen.first() && i < seen.last();
+            const Floats weight = is_seen ? two_to(load(scores + i) - splat(top)) : Floats{};
+            store(scores + i, weight);
+            sums = sums + weight;
+        }
+        store(lanes, sums);
+        return top;
+    }
+
+    void mix(const Segment& segment, int rows, int dims, const float* weights, float* out, int stride) {
         const auto tile = rows == 1 ? value_tile<Element, 1>
                           : rows <= 4 ? value_tile<Element, 4> : value_tile<Element, ROWS>;
-        for (int d = 0; d < dims; d += LANES) tile(segment, weights, d, out, dims);
+        for (int d = 0; d < dims; d += LANES) tile(segment, weights, d, out, stride);
     }
 };
 
-// --- softmax and merging, whatever computes the tiles ------------------------------------------------
+// --- attending -----------------------------------------------------------------------------------------
 
-struct Softmax {
-    float top = -INFINITY, total = 0;
-    float keep = 1, take = 0;  // factors of what was merged before, and of the segment at hand
-};
-
-// Turn one row's scores of positions [0, padded) into weights, of which [begin, end) are visible.
-INLINE void weigh(float* scores, int begin, int end, int padded, Softmax& state) {
-    for (int i = 0; i < begin && i < padded; ++i) scores[i] = -INFINITY;
-    for (int i = end < 0 ? 0 : end; i < padded; ++i) scores[i] = -INFINITY;
-    Floats best = splat(-INFINITY);
-    for (int i = 0; i < padded; i += LANES) best = maximum(best, load(scores + i));
-    const float top = largest(best);
-    if (!(top > -INFINITY)) {  // nothing is visible
-        std::memset(scores, 0, sizeof(float) * padded);
-        state.keep = 1, state.take = 0;
-        return;
-    }
-    Floats sums{};
-    for (int i = 0; i < padded; i += LANES) {
-        const Floats e = two_to(load(scores + i) - splat(top));
-        store(scores + i, e);
-        sums = sums + e;
-    }
-    const float next = state.top > top ? state.top : top;
-    state.keep = state.top > -INFINITY ? std::exp2(state.top - next) : 0.0f;
-    state.take = std::exp2(top - next);
-    state.total = state.total * state.keep + sum(sums) * state.take;
-    state.top = next;
+// What query row `position` sees of a segment.
+INLINE Seen seen_by(int position, int window, const Segment& segment) {
+    const int begin = window ? position - window + 1 - segment.start : 0, end = position + 1 - segment.start;
+    return {begin > 0 ? begin : 0, end < segment.length ? end : segment.length,
+            (segment.length + LANES - 1) / LANES * LANES};
 }
 
 // Attend with `count` query rows, from row `first` of the job on.
 template <class Tiles>
 void attend(const AttentionJob& job, const Pages& pages, int first, int count) {
     constexpr int ROWS = Tiles::ROWS;
-    const int dims = job.head_dim;
+    const int dims = job.head_dim, width = dims + LANES;
     Tiles tiles;
-    Softmax state[ROWS];
-    int position[ROWS];
-    alignas(64) float scores[ROWS * SEGMENT], sums[ROWS * MAX_DIMS], merged[ROWS * MAX_DIMS];
+    int rows[ROWS], high = 0;
+    float top[ROWS];
+    alignas(64) float scores[ROWS * SEGMENT], mixed[ROWS * (MAX_DIMS + LANES)], sums[ROWS * (MAX_DIMS + LANES)];
     for (int r = 0; r < ROWS; ++r) {  // rows that are missing repeat the last one
-        const int i = first + (r < count ? r : count - 1), row = job.first_row + i / job.group;
-        const float* q = job.q + int64_t(row) * job.q_stride + i % job.group * dims;
+        const int i = first + (r < count ? r : count - 1);
+        rows[r] = job.rows[i / job.group], top[r] = -INFINITY;
+        if (job.positions[rows[r]] > high) high = job.positions[rows[r]];
+        const float* q = job.q + int64_t(rows[r]) * job.q_stride + i % job.group * dims;
         tiles.set_queries(r, q, dims, job.scale * LOG2_E);
-        position[r] = job.first_position + row;
-        std::memset(merged + r * dims, 0, sizeof(float) * dims);
     }
-    const int low = position[0], high = position[count - 1];
-    const int oldest = job.window && low >= job.window ? low - job.window + 1 : 0;
-    for (int start = oldest / SEGMENT * SEGMENT; start <= high; start += SEGMENT) {
-        const int length = high + 1 - start < SEGMENT ? high + 1 - start : SEGMENT;
-        const int padded = (length + LANES - 1) / LANES * LANES;
+    std::memset(sums, 0, sizeof(float) * count * width);
+    for (int s = job.first_segment; s < job.end_segment && s * SEGMENT <= high; ++s) {
+        const int start = s * SEGMENT, length = high + 1 - start < SEGMENT ? high + 1 - start : SEGMENT;
         const Segment segment{job, pages, start, length, first == 0};
+        float largest[ROWS];
+        bool sees[ROWS];
         tiles.scores(segment, count, dims, scores);
         for (int r = 0; r < count; ++r) {
-            const int end = position[r] + 1 - start < length ? position[r] + 1 - start : length;
-            const int begin = job.window ? position[r] - job.window + 1 - start : 0;
-            weigh(scores + r * SEGMENT, begin, end, padded, state[r]);
+            const Seen seen = seen_by(job.positions[rows[r]], job.window, segment);
+            sees[r] = seen.begin < seen.end;
+            if (sees[r]) largest[r] = tiles.weigh(segment, r, scores + r * SEGMENT, seen, mixed + r * width + dims);
         }
-        tiles.sums(segment, count, dims, scores, sums);
+        tiles.mix(segment, count, dims, scores, mixed, width);
         for (int r = 0; r < count; ++r) {
-            const Floats keep = splat(state[r].keep), take = splat(state[r].take);
-            for (int d = r * dims; d < (r + 1) * dims; d += LANES)
-                store(merged + d, fma(load(sums + d), take, load(merged + d) * keep));
+            if (!sees[r]) continue;
+            if (job.parts)
+                keep_part(job, rows[r], s, (first + r) % job.group, largest[r], mixed + r * width);
+            else
+                merge(top[r], sums + r * width, largest[r], mixed + r * width, width);
         }
     }
-    for (int r = 0; r < count; ++r) {
-        const int row = job.first_row + (first + r) / job.group, head = (first + r) % job.group;
-        float* out = job.out + int64_t(row) * job.out_stride + head * dims;
-        const Floats total = splat(state[r].total);
-        for (int d = 0; d < dims; d += LANES) store(out + d, load(merged + r * dims + d) / total);
-    }
+    for (int r = 0; r < count && !job.parts; ++r)
+        divide(sums + r * width, dims, job.out + int64_t(rows[r]) * job.out_stride + (first + r) % job.group * dims);
 }
 
 template <class Tiles>
@@ -217,6 +250,20 @@ void attention_of(const AttentionJob& job, const Pages& pages) {
 void attention(const AttentionJob& job, const Pages& pages) {
     const auto run = pages.element_bytes == 2 ? attention_of<FloatTiles<uint16_t>> : attention_of<FloatTiles<float>>;
     run(job, pages);
+}
+
+void merge_parts(const Parts& parts, int row, int position, int window, float* out) {
+    const int dims = parts.head_dim, width = dims + LANES;
+    alignas(64) float sums[MAX_DIMS + LANES];
+    for (int head = 0; head < parts.heads; ++head) {
+        float top = -INFINITY;
+        std::memset(sums, 0, sizeof(float) * width);
+        for (int s = octavo::first_segment(position, window); s < octavo::end_segment(position); ++s) {
+            const float* part = parts.at(row, s, head);
+            merge(top, sums, part[width], part, width);
+        }
+        divide(sums, dims, out + head * dims);
+    }
 }
 
 // --- writing ---------------------------------------------------------------------------------------
