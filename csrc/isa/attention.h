@@ -21,6 +21,8 @@ using octavo::SEGMENT;
 constexpr int MAX_DIMS = 512;
 // Scores are multiplied by it, so that weights are powers of two.
 constexpr float LOG2_E = 1.44269504f;
+// The score of what a row does not see: below all others, but finite.
+constexpr float HIDDEN = -1e38f;
 
 // Positions [start, start + length) of one segment, and where their keys and values lie.
 struct Segment {
@@ -36,7 +38,13 @@ struct Segment {
         const int bytes = LANES * pages.head_dim * int(sizeof(Element)), block = pages.block_size;
         const int part = (start + offset) % block / LANES * LANES * pages.head_dim;
         prefetch_far(page<Element>(offset) + pages.page_elements() + part, bytes);
+        if (sizeof(Element) == 1 && part == 0) prefetch_far(page<Element>(offset) + 2 * pages.page_elements(), 8 * block);
         if (offset + block < length) prefetch_far(page<Element>(offset + block) + part, bytes);
+    }
+
+    // Of int8 keys from position start + offset on, to the end of its block; those of values follow a block later.
+    const float* scales(int offset) const {
+        return (const float*)(page<int8_t>(offset) + 2 * pages.page_elements()) + (start + offset) % pages.block_size;
     }
 
     template <class Element>
@@ -120,16 +128,15 @@ struct Seen {
 
 // Hide what a row does not see, and return the largest score; nothing outside first() and last() is read.
 INLINE float hide(float* scores, const Seen& seen) {
-    for (int i = seen.first(); i < seen.begin; ++i) scores[i] = -INFINITY;
-    for (int i = seen.end; i < seen.last(); ++i) scores[i] = -INFINITY;
-    Floats best = splat(-INFINITY);
+    for (int i = seen.first(); i < seen.begin; ++i) scores[i] = HIDDEN;
+    for (int i = seen.end; i < seen.last(); ++i) scores[i] = HIDDEN;
+    Floats best = splat(HIDDEN);
     for (int i = seen.first(); i < seen.last(); i += LANES) best = maximum(best, load(scores + i));
     return largest(best);
 }
 
 // Merge a segment, of which a row saw something, into what came before it, top and `width` sums.
 INLINE void merge(float& top, float* sums, float next_top, const float* next, int width) {
-    if (next_top == -INFINITY) return;  // scores that are all beyond what a float can be
     const float both = next_top > top ? next_top : top;
     const Floats keep = two_to(splat(top - both)), take = two_to(splat(next_top - both));
     for (int i = 0; i < width; i += LANES) store(sums + i, fma(load(next + i), take, load(sums + i) * keep));
@@ -161,8 +168,9 @@ struct FloatTiles {
     }
 
     void scores(const Segment& segment, int rows, int dims, float* out) {
-        const auto tile = rows == 1 ? score_tile<Element, 1>
-                          : rows <= 4 ? score_tile<Element, 4> : score_tile<Element, ROWS>;
+        const auto tile = rows == 1   ? score_tile<Element, 1>
+                          : rows <= 3 ? score_tile<Element, 3>
+                          : rows == 4 ? score_tile<Element, 4> : score_tile<Element, ROWS>;
         for (int at = 0; at < segment.length; at += LANES) {
             segment.fetch<Element>(at);
             tile(q, dims, segment.keys<Element>(at), out + at);
@@ -184,9 +192,165 @@ struct FloatTiles {
     }
 
     void mix(const Segment& segment, int rows, int dims, const float* weights, float* out, int stride) {
-        const auto tile = rows == 1 ? value_tile<Element, 1>
-                          : rows <= 4 ? value_tile<Element, 4> : value_tile<Element, ROWS>;
+        const auto tile = rows == 1   ? value_tile<Element, 1>
+                          : rows <= 3 ? value_tile<Element, 3>
+                          : rows == 4 ? value_tile<Element, 4> : value_tile<Element, ROWS>;
         for (int d = 0; d < dims; d += LANES) tile(segment, weights, d, out, stride);
+    }
+};
+
+// --- int8 pages ----------------------------------------------------------------------------------------
+//
+// score = (x . key) * (query's scale * key's scale), output = (w . values) * weights' scale: x and w are
+// whole numbers of 16 bits, so that sums are exact. A position's value scale is part of its weight.
+
+// Split in two planes of bytes, x = 256 h + l, both are from -127 to 127.
+constexpr float QUERY_TOP = 32639;
+constexpr float WEIGHT_TOP = 32767;
+// Rows that are smaller are zero: their scale's inverse could be infinite.
+constexpr float TINY = 0x1p-100f;
+
+// Round `count` floats to whole numbers up to `top`, of which each stands for the scale that is returned;
+// NaN where one of them is not finite.
+INLINE float quantize(const float* from, int count, float top, int32_t* to) {
+    Floats largest_ones{}, poison{};
+    for (int i = 0; i < count; i += LANES) {
+        const Floats x = load(from + i);
+        largest_ones = maximum(largest_ones, maximum(x, -x));
+        poison = poison + x * Floats{};
+    }
+    const float most = largest(largest_ones);
+    const Floats inverse = splat(most > TINY ? top / most : 0), limit = splat(top);
+    for (int i = 0; i < count; i += LANES)
+        store_ints(to + i, nearest(minimum(maximum(load(from + i) * inverse, -limit), limit)));
+    return most / top + sum(poison);
+}
+
+// The scales of a segment's positions, side by side; zero beyond its length, where a page holds anything.
+struct Scales {
+    alignas(64) float keys[SEGMENT], values[SEGMENT];
+
+    void read(const Segment& segment) {
+        const int block = segment.pages.block_size, padded = (segment.length + LANES - 1) / LANES * LANES;
+        for (int at = 0; at < segment.length; at += block) {
+            const int count = segment.length - at < block ? segment.length - at : block;
+            const float* scales = segment.scales(at);
+            std::memcpy(keys + at, scales, sizeof(float) * count);
+            std::memcpy(values + at, scales + block, sizeof(float) * count);
+        }
+        for (int i = segment.length; i < padded; ++i) keys[i] = values[i] = 0;
+    }
+};
+
+// Turn a row's scores into whole weights up to WEIGHT_TOP; returns the largest score.
+INLINE float weigh_whole(float* scores, const Seen& seen, const float* value_scales, float* lanes, int32_t* whole,
+                         float& scale) {
+    const float top = hide(scores, seen);
+    Floats sums{}, most{};
+    for (int i = seen.first(); i < seen.last(); i += LANES) {
+        const Floats weight = two_to(load(scores + i) - splat(top));
+        const Floats scaled = weight * load(value_scales + i);
+        store(scores + i, scaled);
+        sums = sums + weight, most = maximum(most, scaled);
+    }
+    store(lanes, sums);
+    const float largest_one = largest(most);
+    const Floats inverse = splat(largest_one > TINY ? WEIGHT_TOP / largest_one : 0);
+    scale = largest_one / WEIGHT_TOP;
+    for (int i = 0; i < seen.padded; i += LANES) {
+        const bool is_seen = i >= seen.first() && i < seen.last();
+        store_ints(whole + i, is_seen ? nearest(maximum(load(scores + i) * inverse, Floats{})) : Floats{});
+    }
+    return top;
+}
+
+// Whole numbers i and i + 2 of each four as a pair, then i + 1 and i + 3: as even_bytes and odd_bytes.
+INLINE void pair_up(const int32_t* whole, int count, int32_t* pairs) {
+    for (int i = 0; i < count; i += 4) {
+        pairs[i / 2] = int32_t(uint32_t(whole[i] & 0xffff) | uint32_t(whole[i + 2]) << 16);
+        pairs[i / 2 + 1] = int32_t(uint32_t(whole[i + 1] & 0xffff) | uint32_t(whole[i + 3]) << 16);
+    }
+}
+
+// Add R rows of pairs, `stride` apart, times `count` / 4 times 16 lanes of four bytes.
+template <int R>
+INLINE void add_bytes(const int32_t* pairs, int stride, const int8_t* bytes, int count, IntPart (&sums)[R][PARTS]) {
+    for (int i = 0; i < count; i += 4, bytes += 4 * LANES, pairs += 2) {
+        UNROLL for (int part = 0; part < PARTS; ++part) {
+            ShortPart four;
+            load_to(four, bytes + 4 * PART * part);
+            const IntPart even = even_bytes(four), odd = odd_bytes(four);
+            UNROLL for (int r = 0; r < R; ++r) {
+                sums[r][part] = add_pairs(sums[r][part], even, pairs[r * stride] - IntPart{});
+                sums[r][part] = add_pairs(sums[r][part], odd, pairs[r * stride + 1] - IntPart{});
+            }
+        }
+    }
+}
+
+struct Int8Tiles {
+    static constexpr int ROWS = PART == 16 ? 8 : 4;
+    alignas(64) int32_t q[ROWS][MAX_DIMS / 2], weights[ROWS][SEGMENT / 2];
+    alignas(64) int32_t whole[SEGMENT > MAX_DIMS ? SEGMENT : MAX_DIMS];
+    float q_scales[ROWS], weight_scales[ROWS];
+    Scales scales_of;
+
+    void set_queries(int row, const float* from, int dims, float scale) {
+        q_scales[row] = quantize(from, dims, QUERY_TOP, whole) * scale;
+        pair_up(whole, dims, q[row]);
+    }
+
+    template <int R>
+    void score(const Segment& segment, int at, int dims, float* out) {
+        IntPart sums[R][PARTS] = {};
+        add_bytes<R>(q[0], MAX_DIMS / 2, segment.keys<int8_t>(at), dims, sums);
+        UNROLL for (int r = 0; r < R; ++r)
+            UNROLL for (int part = 0; part < PARTS; ++part) {
+                Part key, scale;
+                load_to(key, scales_of.keys + at + part * PART), splat_to(scale, q_scales[r]);
+                store(out + r * SEGMENT + part * PART, __builtin_convertvector(sums[r][part], Part) * (scale * key));
+            }
+    }
+
+    void scores(const Segment& segment, int rows, int dims, float* out) {
+        scales_of.read(segment);
+        for (int at = 0; at < segment.length; at += LANES) {
+            segment.fetch<int8_t>(at);
+            rows == 1   ? score<1>(segment, at, dims, out + at)
+            : rows <= 3 ? score<3>(segment, at, dims, out + at)
+            : rows == 4 ? score<4>(segment, at, dims, out + at)
+                        : score<ROWS>(segment, at, dims, out + at);
+        }
+    }
+
+    float weigh(const Segment&, int row, float* scores, const Seen& seen, float* lanes) {
+        const float top = weigh_whole(scores, seen, scales_of.values, lanes, whole, weight_scales[row]);
+        pair_up(whole, seen.padded, weights[row]);
+        return top;
+    }
+
+    template <int R>
+    void mix_dims(const Segment& segment, int dim, float* out, int stride) {
+        IntPart sums[R][PARTS] = {};
+        const int block = segment.pages.block_size, padded = (segment.length + 3) / 4 * 4;
+        for (int at = 0; at < padded; at += block) {
+            const int count = padded - at < block ? padded - at : block;
+            add_bytes<R>(weights[0] + at / 2, SEGMENT / 2, segment.values<int8_t>(at, dim), count, sums);
+        }
+        UNROLL for (int r = 0; r < R; ++r)
+            UNROLL for (int part = 0; part < PARTS; ++part) {
+                Part scale;
+                splat_to(scale, weight_scales[r]);
+                store(out + r * stride + part * PART, __builtin_convertvector(sums[r][part], Part) * scale);
+            }
+    }
+
+    void mix(const Segment& segment, int rows, int dims, const float*, float* out, int stride) {
+        for (int d = 0; d < dims; d += LANES)
+            rows == 1   ? mix_dims<1>(segment, d, out + d, stride)
+            : rows <= 3 ? mix_dims<3>(segment, d, out + d, stride)
+            : rows == 4 ? mix_dims<4>(segment, d, out + d, stride)
+                        : mix_dims<ROWS>(segment, d, out + d, stride);
     }
 };
 
@@ -210,7 +374,7 @@ void attend(const AttentionJob& job, const Pages& pages, int first, int count) {
     alignas(64) float scores[ROWS * SEGMENT], mixed[ROWS * (MAX_DIMS + LANES)], sums[ROWS * (MAX_DIMS + LANES)];
     for (int r = 0; r < ROWS; ++r) {  // rows that are missing repeat the last one
         const int i = first + (r < count ? r : count - 1);
-        rows[r] = job.rows[i / job.group], top[r] = -INFINITY;
+        rows[r] = job.rows[i / job.group], top[r] = HIDDEN;
         if (job.positions[rows[r]] > high) high = job.positions[rows[r]];
         const float* q = job.q + int64_t(rows[r]) * job.q_stride + i % job.group * dims;
         tiles.set_queries(r, q, dims, job.scale * LOG2_E);
@@ -248,7 +412,9 @@ void attention_of(const AttentionJob& job, const Pages& pages) {
 }
 
 void attention(const AttentionJob& job, const Pages& pages) {
-    const auto run = pages.element_bytes == 2 ? attention_of<FloatTiles<uint16_t>> : attention_of<FloatTiles<float>>;
+    const auto run = pages.element_bytes == 1   ? attention_of<Int8Tiles>
+                     : pages.element_bytes == 2 ? attention_of<FloatTiles<uint16_t>>
+                                                : attention_of<FloatTiles<float>>;
     run(job, pages);
 }
 
@@ -256,7 +422,7 @@ void merge_parts(const Parts& parts, int row, int position, int window, float* o
     const int dims = parts.head_dim, width = dims + LANES;
     alignas(64) float sums[MAX_DIMS + LANES];
     for (int head = 0; head < parts.heads; ++head) {
-        float top = -INFINITY;
+        float top = HIDDEN;
         std::memset(sums, 0, sizeof(float) * width);
         for (int s = octavo::first_segment(position, window); s < octavo::end_segment(position); ++s) {
             const float* part = parts.at(row, s, head);
@@ -268,20 +434,36 @@ void merge_parts(const Parts& parts, int row, int position, int window, float* o
 
 // --- writing ---------------------------------------------------------------------------------------
 
-template <class Element, class Convert>
-INLINE void scatter_kv(const float* k, const float* v, Element* page, int slot, const Pages& pages, Convert&& to) {
-    Element* keys = page + int64_t(slot / 16) * pages.head_dim * 16 + slot % 16 * 2;
-    Element* values = page + pages.page_elements() + slot / 2 * 32 + slot % 2;
-    for (int d = 0; d < pages.head_dim; d += 2, keys += 32) keys[0] = to(k[d]), keys[1] = to(k[d + 1]);
+// A group is how many dims of a position's keys, or positions of a dim's values, lie side by side.
+template <int group, class Element, class Number>
+INLINE void scatter_kv(const Number* k, const Number* v, Element* page, int slot, const Pages& pages,
+                       Element (*to)(Number)) {
+    Element* keys = page + int64_t(slot / 16) * pages.head_dim * 16 + slot % 16 * group;
+    Element* values = page + pages.page_elements() + slot / group * 16 * group + slot % group;
+    for (int d = 0; d < pages.head_dim; d += group, keys += 16 * group)
+        for (int i = 0; i < group; ++i) keys[i] = to(k[d + i]);
     for (int d = 0; d < pages.head_dim; d += 16, values += 16 * pages.block_size)
-        for (int i = 0; i < 16; ++i) values[2 * i] = to(v[d + i]);
+        for (int i = 0; i < 16; ++i) values[group * i] = to(v[d + i]);
+}
+
+INLINE int8_t to_int8(int32_t x) { return int8_t(x); }
+INLINE float to_float(float x) { return x; }
+
+INLINE void write_int8(const float* k, const float* v, uint8_t* page, int slot, const Pages& pages) {
+    alignas(64) int32_t keys[MAX_DIMS], values[MAX_DIMS];
+    float* scales = (float*)(page + 2 * pages.page_elements());
+    scales[slot] = quantize(k, pages.head_dim, 127, keys);
+    scales[pages.block_size + slot] = quantize(v, pages.head_dim, 127, values);
+    scatter_kv<4>(keys, values, (int8_t*)page, slot, pages, to_int8);
 }
 
 void write_kv(const float* k, const float* v, uint8_t* page, int slot, const Pages& pages) {
-    if (pages.element_bytes == 2)
-        scatter_kv(k, v, (uint16_t*)page, slot, pages, to_bf16);
+    if (pages.element_bytes == 1)
+        write_int8(k, v, page, slot, pages);
+    else if (pages.element_bytes == 2)
+        scatter_kv<2>(k, v, (uint16_t*)page, slot, pages, to_bf16);
     else
-        scatter_kv(k, v, (float*)page, slot, pages, [](float x) { return x; });
+        scatter_kv<2>(k, v, (float*)page, slot, pages, to_float);
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ def run_of(shape: str, isa: str, **settings: Any) -> Any:
 
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 every_set = pytest.mark.parametrize("isa", SETS)
+every_format = pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
 
 
 class Family:
@@ -75,13 +76,14 @@ def rows_together_and_alone(run: Any, pieces: list[Piece]) -> tuple[bytes, bytes
 
 @every_shape
 @every_set
+@every_format
 @pytest.mark.parametrize("count", [1, 3, 40])
-def test_any_number_of_threads_gives_a_long_sequence_the_same_bits(shape, isa, count):
+def test_any_number_of_threads_gives_a_long_sequence_the_same_bits(shape, isa, count, kv_dtype):
     family = Family(1)
     family.add(LENGTH)
     found = set()
     for num_threads in (1, 2, 3, 16):
-        run = run_of(shape, isa, num_threads=num_threads)
+        run = run_of(shape, isa, num_threads=num_threads, kv_dtype=kv_dtype)
         family.fill(run)
         found.add(bits(run.logits(batch(*family.pieces([count])))))
     assert len(found) == 1
@@ -89,7 +91,8 @@ def test_any_number_of_threads_gives_a_long_sequence_the_same_bits(shape, isa, c
 
 @every_shape
 @every_set
-def test_a_shared_beginning_is_read_together_with_the_bits_of_each_alone(shape, isa):
+@every_format
+def test_a_shared_beginning_is_read_together_with_the_bits_of_each_alone(shape, isa, kv_dtype):
     """Decoded rows, drafts of 3, a prompt's 20 rows, some that share less, some nothing."""
     family = Family(2)
     family.add(1100)
@@ -99,7 +102,7 @@ def test_a_shared_beginning_is_read_together_with_the_bits_of_each_alone(shape, 
     family.add(800)
     family.add(1100, 34)  # ends where its own block begins
     family.add(40)
-    run = run_of(shape, isa, num_threads=2)
+    run = run_of(shape, isa, num_threads=2, kv_dtype=kv_dtype)
     family.fill(run)
     together, alone = rows_together_and_alone(run, family.pieces([1, 1, 3, 1, 1, 20, 2, 1, 1, 1, 1]))
     assert together == alone

@@ -38,7 +38,7 @@ LAWFUL = {
     "int8, group of 1": ("Q8_0", {"heads": 4, "kv_heads": 4, "bias": True}),
     "bf16, group of 8": ("BF16", {"heads": 8, "kv_heads": 1, "width": 72, "inner": 50}),
 }
-LAW_FORMATS = [*((isa, "bfloat16") for isa in SETS), (SETS[0], "float32")]
+LAW_FORMATS = [*((isa, kv) for isa in SETS for kv in ("bfloat16", "int8")), (SETS[0], "float32")]
 
 
 @dataclass(frozen=True)
