@@ -1,10 +1,10 @@
 // Attention over pages: softmax(scale q k^T + mask) v for rows of one KV head.
 //
-// A page of keys is tiles of 16 positions: [position / 16][dim / 2][16 positions][2 dims]; a page of
-// values is [dim / 16][position / 2][16 dims][2 positions]. Float pages have the same order.
+// A page's keys are tiles of 16 positions, [position / 16][dim / g][16 positions][g dims], its values
+// [dim / 16][position / g][16 dims][g positions]: g is 2 for floats and 4 for int8.
 // Positions are cut into segments of 256 at absolute multiples. Each starts from fresh softmax state
 // and is merged left to right; a row that sees nothing of one keeps its state bit for bit. Row i of a
-// tile is head i % group of token i / group. Limit: a decoded row, memory; a prompt, the vector ports.
+// tile is head i % group of row i / group. Limit: a decoded row, memory; a prompt, the vector ports.
 
 #pragma once
 

@@ -43,7 +43,7 @@ class EngineConfig:
     )
     kv_cache_dtype: Literal["auto", "bfloat16", "float32", "int8"] = _setting(
         "auto",
-        "Type of keys and values in the cache; auto is bfloat16, int8 has a scale per token and head.",
+        "Type of keys and values in the cache; auto is bfloat16, int8 takes half its memory.",
     )
     block_size: Literal[16, 32, 64, 128, 256] = _setting(32, "Tokens per block of the KV cache.")
     kv_cache_memory_bytes: int | None = _setting(

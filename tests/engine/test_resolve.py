@@ -70,7 +70,7 @@ class TestPool:
         assert resolve(GIB, max_model_len=100).max_model_len == 100
 
     def test_int8_takes_half_the_memory_and_a_scale_per_token_and_head(self):
-        """1,024 bytes and 4 layers x 2 heads x (key, value) x 4 bytes of scales: 1,088 for 2,048."""
+        """1,024 bytes and 4 layers x 2 heads x 2 scales of 4 bytes: 1,088 for 2,048."""
         cache = resolve(GIB, kv_cache_memory_bytes=1088 * 32 * 7, kv_cache_dtype="int8")
         assert cache.num_blocks == 7
         assert resolve(GIB, kv_cache_memory_bytes=1088 * 32 * 7).num_blocks == 3

@@ -1,4 +1,4 @@
-"""However the attention of a step is cut among threads or shared, a row has the bits it has alone."""
+"""However the attention of a step is cut or shared, a row has the bits that it has alone."""
 
 from functools import cache
 from typing import Any
@@ -104,7 +104,9 @@ def test_a_shared_beginning_is_read_together_with_the_bits_of_each_alone(shape, 
     family.add(40)
     run = run_of(shape, isa, num_threads=2, kv_dtype=kv_dtype)
     family.fill(run)
-    together, alone = rows_together_and_alone(run, family.pieces([1, 1, 3, 1, 1, 20, 2, 1, 1, 1, 1]))
+    together, alone = rows_together_and_alone(
+        run, family.pieces([1, 1, 3, 1, 1, 20, 2, 1, 1, 1, 1])
+    )
     assert together == alone
 
 
@@ -143,5 +145,3 @@ def test_random_families_have_the_bits_of_each_alone(seed):
         family.fill(run)
         together, alone = rows_together_and_alone(run, family.pieces(counts))
         assert together == alone, isa
-
-

@@ -112,7 +112,9 @@ def test_int8_of_what_is_not_finite_is_nan_in_its_own_token_and_head_alone(bad):
     np.testing.assert_allclose(keys[:, :2], 1)
 
 
-@pytest.mark.parametrize(("kv_dtype", "expected"), [("float32", 192), ("bfloat16", 96), ("int8", 96)])
+@pytest.mark.parametrize(
+    ("kv_dtype", "expected"), [("float32", 192), ("bfloat16", 96), ("int8", 96)]
+)
 def test_a_token_takes_its_numbers_and_scales(kv_dtype, expected):
     """48 numbers; with heads of 4 the 12 scales take as much as int8 saves."""
     assert bytes_per_token([GROUP], kv_dtype) == expected

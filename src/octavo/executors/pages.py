@@ -58,7 +58,7 @@ class PageStore:
     def write(self, layer: int, blocks: Indices, slots: Indices, k: Floats, v: Floats) -> None:
         """Store row i of k and v, (rows, kv_heads, head_dim), in slot slots[i] of blocks[i]."""
         for which, rows in enumerate((k, v)):
-            numbers = rows.astype(np.float32, copy=False)
+            numbers: NDArray[Any] = rows.astype(np.float32, copy=False)
             if self._kv_dtype == "int8":
                 numbers, scales = to_int8(numbers)
                 self.array["scales"][blocks, layer, which, :, slots] = scales
