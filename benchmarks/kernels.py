@@ -29,7 +29,7 @@ SHAPES = {
 QUICK_SHAPES = ("smollm2 gate_up", "smollm2 down")
 # (heads, kv_heads, head_dim)
 HEADS = {"smollm2 attention": (9, 3, 64), "1b attention": (32, 8, 64)}
-FORMATS = ("int4_group", "int8_group", "bf16")
+FORMATS = ("int4", "int8", "int4_group", "int8_group", "bf16")
 ROWS = (1, 8, 64, 512)
 CYCLED_BYTES = 100_000_000
 BLOCK_SIZE = 32
@@ -76,7 +76,10 @@ def product_case(
 def attention_case(
     lib: Any, isa: str, threads: int, heads: tuple[int, int, int], element: int, rows: int
 ) -> Case:
-    """Attend over pages of int8 (`element` 1) or bfloat16 (2) with up to 64 decoded rows, or with one prompt of more."""
+    """Attend with up to 64 decoded rows, or with one prompt of more.
+
+    element: bytes of a number in the pages; 1 is int8, 2 bfloat16.
+    """
     num, kv_heads, dim = heads
     chunks = [(1, CONTEXT)] * rows if rows <= 64 else [(rows, rows)]
     step = _Step(chunks)

@@ -277,7 +277,7 @@ template <int R>
 INLINE void add_bytes(const int32_t* pairs, int stride, const int8_t* bytes, int count, IntPart (&sums)[R][PARTS]) {
     for (int i = 0; i < count; i += 4, bytes += 4 * LANES, pairs += 2) {
         UNROLL for (int part = 0; part < PARTS; ++part) {
-            ShortPart four;
+            Int16Part four;
             load_to(four, bytes + 4 * PART * part);
             const IntPart even = even_bytes(four), odd = odd_bytes(four);
             UNROLL for (int r = 0; r < R; ++r) {

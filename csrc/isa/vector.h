@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -36,7 +36,7 @@ constexpr int PARTS = LANES / PART;
 typedef float Part __attribute__((vector_size(PART * 4)));
 typedef int32_t IntPart __attribute__((vector_size(PART * 4)));
 typedef uint32_t WordPart __attribute__((vector_size(PART * 4)));
-typedef int16_t ShortPart __attribute__((vector_size(PART * 4)));
+typedef int16_t Int16Part __attribute__((vector_size(PART * 4)));
 
 INLINE void prefetch(const void* from, int bytes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i);
@@ -118,8 +118,8 @@ INLINE void load_pairs(const float* from, Part& first, Part& second) {
 }
 
 // Pairs of int16 in lanes: those of bytes 0 and 2 of each lane, and those of bytes 1 and 3.
-INLINE IntPart even_bytes(ShortPart bytes) { return (IntPart)((bytes << 8) >> 8); }
-INLINE IntPart odd_bytes(ShortPart bytes) { return (IntPart)(bytes >> 8); }
+INLINE IntPart even_bytes(Int16Part bytes) { return (IntPart)((bytes << 8) >> 8); }
+INLINE IntPart odd_bytes(Int16Part bytes) { return (IntPart)(bytes >> 8); }
 
 // sums + the products of the int16 of each lane.
 INLINE IntPart add_pairs(IntPart sums, IntPart a, IntPart b) {
@@ -158,6 +158,16 @@ INLINE Part load_ints(const int32_t* from, Part) {
     IntPart whole;
     load_to(whole, from);
     return __builtin_convertvector(whole, Part);
+}
+
+// Whole numbers as 16 bits.
+INLINE void store_shorts(int16_t* to, Part value) {
+    const IntPart whole = __builtin_convertvector(value, IntPart);
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)whole));
+#else
+    for (int i = 0; i < PART; ++i) to[i] = int16_t(whole[i]);
+#endif
 }
 
 // Whole numbers from -127 to 127 as bytes.
@@ -231,6 +241,10 @@ template <class H, class Element>
 INLINE void load_pairs(const Element* from, Pair<H>& first, Pair<H>& second) {
     load_pairs(from, first.low, second.low);
     load_pairs(from + sizeof(H) / 2, first.high, second.high);
+}
+template <class H>
+INLINE void store_shorts(int16_t* to, Pair<H> v) {
+    store_shorts(to, v.low), store_shorts(to + sizeof(H) / 4, v.high);
 }
 template <class H>
 INLINE void store_bytes(int8_t* to, Pair<H> v) {
