@@ -1,1 +1,1 @@
-"""The face: OpenAI-compatible routes, and what they report."""
+"""The HTTP face of the engine."""
