@@ -185,6 +185,7 @@ void channel_tile(const Matrix& m, const Activations& rows, int row, int count, 
     for (int g = 0; g < rows.groups; ++g, block += BLOCK) {
         prefetch(block + AHEAD, BLOCK);
         UNROLL for (int part = 0; part < PARTS; ++part) {
+            forget_loads();
             each_pair<format>(block, part, [&](ShortPart weights, int i) __attribute__((always_inline)) {
                 UNROLL for (int r = 0; r < R; ++r) {
                     WordPart& sums = acc[r][part][i / 2 % CHAINS];

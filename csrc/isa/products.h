@@ -150,6 +150,7 @@ void group_tile(const Matrix& m, const Activations& rows, int row, int count, in
     for (int g = 0; g < rows.groups; ++g, block += block_size(format), at += 16) {
         prefetch(block + AHEAD, block_size(format));
         UNROLL for (int part = 0; part < PARTS; ++part) {
+            forget_loads();
             IntPart dots[R];
             UNROLL for (int r = 0; r < R; ++r) dots[r] = dot_start<format>(rows.starts[at + r]);
             UNROLL for (int i = 0; i < GROUP / 4; ++i) {
