@@ -52,6 +52,12 @@ struct Kernels {
                     const float* bias, float* out, int stride);
     void (*write_kv)(const float* k, const float* v, uint8_t* page, int slot, const Pages& pages);
     void (*attention)(const AttentionJob& job, const Pages& pages);
+    // For sampling. Into `out` the largest of each 256 values (the last of fewer), NaN if one is.
+    void (*maxima)(const float* x, int count, float* out);
+    void (*maxima_wide)(const double* x, int count, double* out);
+    // The sum of e^((x - top) * inverse); the terms into `out`, of whole 32, unless it is null.
+    double (*weigh)(const float* x, int count, double top, double inverse, double* out);
+    double (*weigh_wide)(const double* x, int count, double top, double inverse, double* out);
 };
 
 // Null where this build or this machine lacks the instruction set.

@@ -6,3 +6,4 @@
 #include "attention.h"
 #include "products.h"
 #include "rows.h"
+#include "weigh.h"

@@ -18,7 +18,9 @@ from octavo.executors.executor import PromptRow, SampleRow
 from octavo.executors.sampling import (
     SEGMENT,
     _draw,
+    _exponentials,
     _mix,
+    _sum,
     distribution,
     prompt_logprobs,
     sample,
@@ -33,7 +35,16 @@ INF = math.inf
 
 
 def make_row(
-    prompt=(0,), output=(), *, seed=1, index=0, position=None, stop_ids=(), bad_words=(), **params
+    prompt=(0,),
+    output=(),
+    *,
+    seed=1,
+    index=0,
+    position=None,
+    stop_ids=(),
+    bad_words=(),
+    mask=None,
+    **params,
 ) -> SampleRow:
     """The row that draws the token after `prompt` and `output`."""
     sampling = SamplingParams(**{"max_tokens": None, **params})
@@ -48,7 +59,15 @@ def make_row(
     )
     history = [*prompt, *output] if sampling.needs_history or bad_words else ()
     place = len(prompt) + len(output) if position is None else position
-    return SampleRow(0, request, index, place, len(output), history)
+    return SampleRow(0, request, index, place, len(output), history, mask)
+
+
+def mask_of(*ids: int, vocab: int) -> np.ndarray:
+    """A mask that allows these tokens alone."""
+    mask = np.zeros(-(-vocab // 32), np.uint32)
+    for token_id in ids:
+        mask[token_id // 32] |= np.uint32(1 << token_id % 32)
+    return mask
 
 
 def logits_of(seed: int, vocab: int = 500, scale: float = 3.0) -> np.ndarray:
@@ -125,6 +144,33 @@ class TestUniform:
 
     def test_swapping_the_numbers_changes_the_draw(self):
         assert len({uniform(*p) for p in itertools.permutations((1, 2, 3))}) == 6
+
+
+class TestSums:
+    """What makes the bits the same everywhere."""
+
+    def test_exponentials_are_within_a_unit_in_the_last_place(self):
+        x = np.concatenate([-np.logspace(-300, 2.85, 4001), np.linspace(-708, 0, 9001)])
+        found = _exponentials(x)
+        expected = np.array([math.exp(value) for value in x])
+        np.testing.assert_array_max_ulp(found, expected, maxulp=1)
+
+    def test_exponentials_end_in_exactly_1_and_0(self):
+        found = _exponentials(np.array([0.0, -0.0, -1e-320, -708.0, -708.5, -1e300, -INF]))
+        assert found[:3].tolist() == [1, 1, 1]
+        assert 0 < found[3] < 1e-307
+        assert found[4:].tolist() == [0, 0, 0]
+
+    @pytest.mark.parametrize("count", [1, 31, 32, 33, 999, SEGMENT])
+    def test_a_segment_is_added_lane_by_lane_in_order(self, count):
+        weights = np.random.default_rng(count).random(count)
+        lanes = [0.0] * 32
+        for place, weight in enumerate(weights.tolist()):
+            lanes[place % 32] += weight
+        total = 0.0
+        for lane in lanes:
+            total += lane
+        assert _sum(weights) == total
 
 
 class TestGreedy:
@@ -443,6 +489,20 @@ class TestBans:
         found = distribution(np.zeros(4, np.float32), row)
         np.testing.assert_allclose(found, softmax([0, 2.5, -100, -INF]), rtol=1e-12)
 
+    def test_only_tokens_whose_bit_is_set_in_the_mask_are_drawn(self):
+        mask = mask_of(3, 31, 32, 64, 99, vocab=100)
+        seen = set(draws(np.zeros(100, np.float32), 300, mask=mask))
+        assert seen == {3, 31, 32, 64, 99}
+        assert draw(logits_of(1, 100), make_row(mask=mask_of(40, vocab=100), temperature=0)) == 40
+
+    def test_a_bias_revives_no_masked_token(self):
+        row = make_row(mask=mask_of(1, 2, vocab=4), logit_bias={0: 100.0}, allowed_token_ids=[0, 1])
+        assert np.flatnonzero(distribution(np.zeros(4, np.float32), row)).tolist() == [1]
+
+    def test_a_mask_of_too_few_words_is_an_error(self):
+        with pytest.raises(ValueError, match="1 words is too short for 33 tokens"):
+            draw(np.zeros(33, np.float32), make_row(mask=mask_of(1, vocab=32)))
+
     @pytest.mark.case("V48")
     @pytest.mark.parametrize("token_id", [4, 10**9, 2**31, 2**63 - 1, 2**70])
     def test_ids_past_the_vocabulary_change_nothing(self, token_id):
@@ -475,6 +535,12 @@ class TestNothingLeft:
             ({"bad_words": ((0,), (1,), (2,), (3,))}, 3),
             ({"stop_ids": {0, 1, 2, 3}, "min_tokens": 1, "logit_bias": {1: 9.0}}, 3),
             ({"allowed_token_ids": [9, 10**9]}, 3),
+            # The mask outlasts bans and the whitelist.
+            ({"mask": mask_of(0, 1, vocab=4), "stop_ids": {0, 1}, "min_tokens": 5}, 1),
+            ({"mask": mask_of(0, 1, vocab=4), "allowed_token_ids": [0], "bad_words": ((0,),)}, 0),
+            ({"mask": mask_of(0, 1, vocab=4), "allowed_token_ids": [2]}, 1),
+            ({"mask": mask_of(vocab=4), "allowed_token_ids": [2]}, 2),
+            ({"mask": mask_of(vocab=4)}, 3),
         ],
     )
     def test_bans_give_way_and_the_likeliest_allowed_token_is_taken(

@@ -26,6 +26,8 @@ class SampleRow:
     index: which of the request's n sequences draws. position: the place in the sequence that the
     token will take; the draw is u(request.seed, index, position). num_output: tokens generated so
     far. history: prompt and generated ids; empty unless `request.params.needs_history`.
+    mask: (ceil(vocab_size / 32),), a bit per token id, the lowest first; tokens whose bit is 0 are
+    not drawn. None allows all.
     """
 
     logit_row: int
@@ -34,6 +36,7 @@ class SampleRow:
     position: int
     num_output: int
     history: Ordered[int] = ()
+    mask: NDArray[np.uint32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

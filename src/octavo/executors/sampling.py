@@ -1,11 +1,12 @@
 """The `Sample` operation in NumPy: from one row of logits to one token and its log-probabilities.
 
-Decides the order of the sampling parameters (vLLM's: allowed ids, bad words, min_tokens, bias,
-penalties, temperature, min_p, top_k, top_p, draw), every tie (the smaller id is the likelier) and
-what a draw depends on. Knows no batch, no model and no text. It specifies the native sampler.
+Decides the order of the sampling parameters (vLLM's: allowed ids, mask, bad words, min_tokens,
+bias, penalties, temperature, min_p, top_k, top_p, draw), every tie (the smaller id is the likelier)
+and what a draw depends on. Knows no model and no text. It specifies the native sampler.
 
-All arithmetic is float64 on exact copies of the float32 logits, summed over segments of 4,096 in
-order of ids. Invariant: the result depends on the row's logits and its `SampleRow` alone.
+All arithmetic is float64 on exact copies of the float32 logits, with one fixed order of operations,
+so that the native sampler has the same bits on every machine.
+Invariant: the result depends on the row's logits and its `SampleRow` alone.
 """
 
 import math
@@ -24,8 +25,28 @@ Ids = NDArray[np.intp]
 
 SEGMENT = 4096
 # Any two different float32 are further apart than this temperature times 700, so a colder row has
-# the same weights, 1 and 0, and the division cannot overflow.
+# the same weights, 1 and 0, and no exponent overflows.
 _COLDEST = 1e-60
+# Sums keep so many lanes; every id of a segment adds to the lane of its remainder.
+_LANES = 32
+# e^r = 1 + r + r^2 p(r) with the least even error of degree 9 on |r| <= ln 2 / 2: 1.6e-17. The
+# coefficients begin with that of r^9.
+_LOWEST = -708.0
+_LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.6931471803691238, 1.9082149292705877e-10
+_POLYNOMIAL = (
+    2.510038549551032e-08,
+    2.7620088445409746e-07,
+    2.7557268459997064e-06,
+    2.4801521295954376e-05,
+    0.00019841269863053618,
+    0.0013888888917213717,
+    0.008333333333330062,
+    0.04166666666662413,
+    0.16666666666666669,
+    0.5000000000000001,
+)
+# Adding it rounds to a whole number, which the lowest bits of the sum then hold.
+_ROUND = 1.5 * 2.0**52
 _GROUP = 64
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -73,14 +94,14 @@ def sample(logits: NDArray[np.float32], row: SampleRow) -> tuple[int, TokenLogpr
 
     Logits of -inf are tokens of probability 0. A row without a finite logit, or with NaN or +inf,
     raises `OctavoError`. If the parameters leave no token, bans give way: the answer is then the
-    likeliest of `allowed_token_ids` (of all tokens without it), whatever the temperature.
+    likeliest of the tokens that `allowed_token_ids` and mask allow, whatever the temperature.
     """
     params = row.request.params
     raw_best = _checked_argmax(logits, row.request.request_id, row.position)
     values = _adjusted(logits, row)
     best = raw_best if values is logits else int(values.argmax())
     if values[best] == -math.inf:
-        token_id = _least_bad(logits, params)
+        token_id = _least_bad(logits, row)
     elif params.temperature == 0:
         token_id = best
     else:
@@ -141,11 +162,16 @@ def _checked_argmax(logits: NDArray[np.float32], request_id: str, position: int)
     """Return the likeliest id. One pass also finds what is wrong: argmax stops at a NaN."""
     best = int(logits.argmax())
     if not math.isfinite(logits[best]):
-        raise OctavoError(
-            f"The largest logit for token {position} of request {request_id} is {logits[best]}, so "
-            "no token can be drawn. The weights or the cache may be damaged; try float32 pages."
-        )
+        raise unusable(request_id, position, float(logits[best]))
     return best
+
+
+def unusable(request_id: str, position: int, largest: float) -> OctavoError:
+    """The error of a row whose `largest` logit is no number."""
+    return OctavoError(
+        f"The largest logit for token {position} of request {request_id} is {largest}, so "
+        "no token can be drawn. The weights or the cache may be damaged; try float32 pages."
+    )
 
 
 def _adjusted(logits: NDArray[np.float32], row: SampleRow) -> Floats:
@@ -156,13 +182,12 @@ def _adjusted(logits: NDArray[np.float32], row: SampleRow) -> Floats:
     params = row.request.params
     banned = _banned(row)
     penalised = params.needs_history and len(row.history) > 0
-    if params.allowed_token_ids is None and not (banned or params.logit_bias or penalised):
+    is_limited = params.allowed_token_ids is not None or row.mask is not None
+    if not (is_limited or banned or params.logit_bias or penalised):
         return logits
     values: Floats = logits.astype(np.float64)
-    if params.allowed_token_ids is not None:
-        allowed = _known(params.allowed_token_ids, len(values))
-        values = np.full(len(logits), -math.inf)
-        values[allowed] = logits[allowed]
+    if is_limited:
+        values[~(_allowed(row, len(values)) & _unmasked(row, len(values)))] = -math.inf
     values[_known(banned, len(values))] = -math.inf
     for token_id, bias in (params.logit_bias or {}).items():
         if token_id < len(values):
@@ -175,6 +200,23 @@ def _adjusted(logits: NDArray[np.float32], row: SampleRow) -> Floats:
 def _known(ids: Iterable[int], vocab_size: int) -> Ids:
     """Drop ids past the vocabulary: nothing can draw them, so banning them changes nothing."""
     return np.array([i for i in ids if i < vocab_size], dtype=np.intp)
+
+
+def _allowed(row: SampleRow, vocab_size: int) -> NDArray[np.bool_]:
+    allowed = np.ones(vocab_size, np.bool_)
+    if row.request.params.allowed_token_ids is not None:
+        allowed[:] = False
+        allowed[_known(row.request.params.allowed_token_ids, vocab_size)] = True
+    return allowed
+
+
+def _unmasked(row: SampleRow, vocab_size: int) -> NDArray[np.bool_]:
+    if row.mask is None:
+        return np.ones(vocab_size, np.bool_)
+    if 32 * len(row.mask) < vocab_size:
+        raise ValueError(f"a mask of {len(row.mask)} words is too short for {vocab_size} tokens")
+    octets = row.mask.astype("<u4", copy=False).view(np.uint8)
+    return np.unpackbits(octets, bitorder="little", count=vocab_size).astype(np.bool_)
 
 
 def _banned(row: SampleRow) -> list[int]:
@@ -205,10 +247,14 @@ def _penalise(values: Floats, row: SampleRow) -> None:
         values[ids] -= params.frequency_penalty * counts + params.presence_penalty
 
 
-def _least_bad(logits: NDArray[np.float32], params: SamplingParams) -> int:
-    """The likeliest token that the caller allows: a ban gives way before a whitelist does."""
-    allowed = np.sort(_known(params.allowed_token_ids or (), len(logits)))
-    return int(allowed[logits[allowed].argmax()]) if len(allowed) else int(logits.argmax())
+def _least_bad(logits: NDArray[np.float32], row: SampleRow) -> int:
+    """The likeliest token left: bans give way before a whitelist does, and that before a mask."""
+    allowed, unmasked = _allowed(row, len(logits)), _unmasked(row, len(logits))
+    for kept in (allowed & unmasked, unmasked, allowed):
+        ids = np.flatnonzero(kept)
+        if len(ids):
+            return int(ids[logits[ids].argmax()])
+    return int(logits.argmax())
 
 
 # From the temperature on: which tokens stay, and the draw.
@@ -216,17 +262,47 @@ def _least_bad(logits: NDArray[np.float32], params: SamplingParams) -> int:
 
 def _weights(values: Floats, top: float, temperature: float) -> NDArray[np.float64]:
     """Return exp((values - top) / temperature): 1 for the likeliest token, 0 for a banned one."""
-    weights = values.astype(np.float64)
-    weights -= top
+    exponents = values.astype(np.float64)
+    exponents -= top
     if temperature != 1.0:
-        weights /= max(temperature, _COLDEST)
-    return np.exp(weights, out=weights)
+        exponents *= 1 / max(temperature, _COLDEST)
+    return _exponentials(exponents)
+
+
+def _exponentials(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return e^x for x <= 0 to within a unit in the last place; 0 below -708.
+
+    x = n ln 2 + r, so e^x = 2^n e^r. NumPy's own differs between instruction sets.
+    """
+    inside = np.maximum(x, _LOWEST)
+    shifted = inside * _LOG2_E + _ROUND
+    n = shifted - _ROUND
+    r = (inside - n * _LN2_HIGH) - n * _LN2_LOW
+    first, *others = _POLYNOMIAL
+    p = r * first
+    for coefficient in others[:-1]:
+        p += coefficient
+        p *= r
+    p += others[-1]
+    p *= r * r
+    p += r
+    p += 1.0
+    p.view(np.int64)[:] += shifted.view(np.int64) << 52
+    p[x < _LOWEST] = 0.0
+    return p
+
+
+def _sum(weights: NDArray[np.float64]) -> float:
+    """Add up a segment: each lane in order, then the lanes in order."""
+    lanes = np.zeros((-(-len(weights) // _LANES), _LANES))
+    lanes.reshape(-1)[: len(weights)] = weights
+    return float(np.cumsum(np.add.reduce(lanes, axis=0))[-1])
 
 
 def _running_sums(values: Floats, top: float, temperature: float) -> NDArray[np.float64]:
     """Return the weights' sum up to the end of each segment, merged left to right: (segments,)."""
     sums = [
-        np.add.reduce(_weights(values[start : start + SEGMENT], top, temperature))
+        _sum(_weights(values[start : start + SEGMENT], top, temperature))
         for start in range(0, len(values), SEGMENT)
     ]
     return np.cumsum(sums, dtype=np.float64)
