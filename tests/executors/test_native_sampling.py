@@ -203,7 +203,7 @@ def steps(draw: st.DrawFn) -> tuple[np.ndarray, Batch]:
 
 
 @pytest.mark.case("V48")
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(case=steps(), isa=st.sampled_from(SETS), threads=st.sampled_from([1, 3]))
 def test_every_draw_and_report_equals_the_specifications(case, isa, threads):
     logits, step = case
@@ -211,7 +211,7 @@ def test_every_draw_and_report_equals_the_specifications(case, isa, threads):
 
 
 @pytest.mark.slow
-@settings(max_examples=20_000, deadline=None)
+@settings(max_examples=5_000, deadline=None)
 @given(case=steps(), isa=st.sampled_from(SETS), threads=st.sampled_from([1, 3]))
 def test_many_draws_and_reports_equal_the_specifications(case, isa, threads):
     logits, step = case

@@ -45,14 +45,14 @@ class NativeSampling:
         result = StepResult(
             draws.token_ids(), _reports(draws.reports()), _reports(draws.known_reports())
         )
-        for place, largest in draws.failures():
-            sample = batch.samples[place]
-            request_id = sample.request.request_id
-            result.errors[request_id] = unusable(request_id, sample.position, largest)
-        for place, largest in draws.known_failures():
-            known = batch.prompt_rows[place]
-            error = unusable(known.request_id, known.position, largest)
-            result.errors[known.request_id] = error
+        failures = [(batch.samples[place], largest) for place, largest in draws.failures()]
+        for sample, largest in sorted(failures, key=lambda failure: failure[0].logit_row):
+            name = sample.request.request_id
+            result.errors[name] = unusable(name, sample.position, largest)
+        failed = [(batch.prompt_rows[place], largest) for place, largest in draws.known_failures()]
+        for known, largest in sorted(failed, key=lambda failure: failure[0].logit_row):
+            name = known.request_id
+            result.errors[name] = unusable(name, known.position, largest)
         return result
 
     def _add_samples(self, draws: Any, rows: tuple[SampleRow, ...]) -> None:

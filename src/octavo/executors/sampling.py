@@ -86,7 +86,7 @@ def sample_tiles(batch: Batch, tiles: Iterable[tuple[int, NDArray[np.float32]]])
 
 def _by_logit_row(rows: Ordered[SampleRow] | Ordered[PromptRow]) -> list[int]:
     """Return the rows' places, the first logit row last: `pop` takes them in the tiles' order."""
-    return sorted(range(len(rows)), key=lambda place: -rows[place].logit_row)
+    return sorted(range(len(rows)), key=lambda place: (rows[place].logit_row, place))[::-1]
 
 
 def sample(logits: NDArray[np.float32], row: SampleRow) -> tuple[int, TokenLogprobs | None]:
