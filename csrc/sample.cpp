@@ -83,13 +83,26 @@ struct Kept {
     std::vector<int32_t> ids;
     std::vector<double> values;
 
-    void add(int32_t id, double value) { ids.push_back(id), values.push_back(value); }
+    // Add those of a block of `row` that reach `bound`. No branch here or below: which do is a coin's toss.
+    template <class Element>
+    void add_block(const Element* row, int start, int stop, double bound) {
+        size_t end = ids.size();
+        ids.resize(end + BLOCK), values.resize(end + BLOCK);
+        for (int id = start; id < stop; ++id) {
+            ids[end] = id, values[end] = row[id];
+            end += row[id] >= bound;
+        }
+        ids.resize(end), values.resize(end);
+    }
 
     template <class Keep>
     void filter(Keep&& keep) {
         size_t end = 0;
-        for (size_t i = 0; i < ids.size(); ++i)
-            if (keep(values[i])) ids[end] = ids[i], values[end++] = values[i];
+        for (size_t i = 0; i < ids.size(); ++i) {
+            const bool stays = keep(values[i]);
+            ids[end] = ids[i], values[end] = values[i];
+            end += stays;
+        }
         ids.resize(end), values.resize(end);
     }
 
@@ -97,7 +110,11 @@ struct Kept {
     void first_reaching(double bound, size_t count) {
         const size_t above = size_t(std::count_if(values.begin(), values.end(), [&](double v) { return v > bound; }));
         size_t ties = count - above;
-        filter([&](double v) { return v > bound || (v == bound && ties && ties--); });
+        filter([&](double v) {
+            const bool is_tie = (v == bound) & (ties > 0);
+            ties -= is_tie;
+            return (v > bound) | is_tie;
+        });
     }
 
     // Keep the `count` largest; of equal ones the first.
@@ -114,10 +131,8 @@ template <class Element>
 Kept at_least(const Row<Element>& row, double bound) {
     Kept kept;
     for (size_t block = 0; block < row.maxima.size(); ++block) {
-        if (row.maxima[block] < bound) continue;
-        const int start = int(block) * BLOCK, end = std::min(row.count, start + BLOCK);
-        for (int id = start; id < end; ++id)
-            if (row.values[id] >= bound) kept.add(id, row.values[id]);
+        const int start = int(block) * BLOCK;
+        if (row.maxima[block] >= bound) kept.add_block(row.values, start, std::min(row.count, start + BLOCK), bound);
     }
     return kept;
 }
@@ -135,9 +150,8 @@ Kept largest(const Row<Element>& row, size_t count) {
     }
     for (size_t block = 0; block < row.maxima.size(); ++block) {
         if (row.maxima[block] < bound) continue;
-        const int start = int(block) * BLOCK, end = std::min(row.count, start + BLOCK);
-        for (int id = start; id < end; ++id)
-            if (row.values[id] >= bound) kept.add(id, row.values[id]);
+        const int start = int(block) * BLOCK;
+        kept.add_block(row.values, start, std::min(row.count, start + BLOCK), bound);
         if (kept.ids.size() < 2 * count + SEGMENT) continue;
         kept.keep_largest(count);
         bound = std::max(bound, *std::min_element(kept.values.begin(), kept.values.end()));
@@ -279,28 +293,34 @@ int draw_from(const Kernels& kernels, const Element* values, int count, double t
     return start + first_above(weights, length, target - before);
 }
 
-// The bound and the number of the fewest likeliest values that together reach `target`.
+// The least and the number of the fewest likeliest values that together reach `target`.
 //
-// They are sorted piece by piece, as long as the sum needs it.
-std::pair<double, size_t> nucleus(const Kernels& kernels, std::vector<double> values, double top, double inverse,
-                                  double target) {
+// Values fall into bins of equal width, about eight into each, and as many bins are sorted as the sum needs.
+std::pair<double, size_t> nucleus(const Kernels& kernels, const std::vector<double>& values, double top,
+                                  double inverse, double target) {
+    const double width = top - *std::min_element(values.begin(), values.end());
+    const size_t count = values.size(), num_bins = count / 8 + 1;
+    const double scale = width > 0 ? double(num_bins - 1) / width : 0;
+    const auto bin_of = [&](double v) { return std::min(num_bins - 1, size_t((top - v) * scale)); };
+    std::vector<size_t> ends(num_bins + 1);
+    for (double v : values) ++ends[bin_of(v) + 1];
+    std::partial_sum(ends.begin(), ends.end(), ends.begin());
+    std::vector<double> order(count);
+    for (double v : values) order[ends[bin_of(v)]++] = v;  // now each bin's end, where its begin was
     double running = 0, weights[SEGMENT];
-    const size_t count = values.size();
-    size_t piece = 256;
-    for (size_t start = 0; start < count;) {
-        const size_t length = std::min(piece, count - start);
-        const auto first = values.begin() + int64_t(start), end = first + int64_t(length);
-        if (end < values.end()) std::nth_element(first, end, values.end(), std::greater<>());
-        std::sort(first, end, std::greater<>());
-        for (size_t at = start; at < start + length; at += SEGMENT) {
-            const size_t num = std::min(size_t(SEGMENT), start + length - at);
-            weigh(kernels, values.data() + at, int(num), top, inverse, weights);
-            for (size_t i = 0; i < num; ++i)
-                if ((running += weights[i]) >= target) return {values[at + i], at + i + 1};
+    size_t done = 0, sorted = 0;
+    for (size_t bin = 0; bin < num_bins; ++bin) {
+        std::sort(order.begin() + int64_t(sorted), order.begin() + int64_t(ends[bin]), std::greater<>());
+        sorted = ends[bin];
+        if (sorted - done < BLOCK && sorted < count) continue;
+        for (size_t length; done < sorted; done += length) {
+            length = std::min(size_t(SEGMENT), sorted - done);
+            weigh(kernels, order.data() + done, int(length), top, inverse, weights);
+            for (size_t i = 0; i < length; ++i)
+                if ((running += weights[i]) >= target) return {order[done + i], done + i + 1};
         }
-        start += length, piece *= 4;
     }
-    return {values.back(), count};
+    return {order.back(), count};
 }
 
 // Sums of the raw logits' weights at temperature 1: reports need them, and often the draw as well.

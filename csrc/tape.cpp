@@ -47,12 +47,13 @@ void Tape::run(const Step& step, int first, int end) {
 }
 
 void Tape::run_sliced(const Step& step, int head_rows) {
-    run(step, 0, select_);
+    const int end = int(operations_.size()), select = std::min(select_, end);
+    run(step, 0, select);
     for (int first = 0; first < step.num_logit_rows; first += head_rows) {
         Step slice = step;
         slice.first_logit_row = first, slice.logit_rows = step.logit_rows + first;
         slice.num_logit_rows = std::min(head_rows, step.num_logit_rows - first);
-        run(slice, select_, int(operations_.size()));
+        run(slice, select, end);
     }
 }
 
