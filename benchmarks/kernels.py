@@ -33,7 +33,7 @@ SHAPES = {
 QUICK_SHAPES = ("smollm2 gate_up", "smollm2 down")
 # (heads, kv_heads, head_dim)
 HEADS = {"smollm2 attention": (9, 3, 64), "1b attention": (32, 8, 64)}
-# (vocabulary, parameters): rows of logits that fall like a language's, by the logarithm of the rank.
+# Rows of logits that fall like a language's, by the logarithm of the rank.
 VOCABULARIES = {"smollm2 sample": 49_152, "gemma3 sample": 262_144}
 PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},

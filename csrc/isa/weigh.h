@@ -3,7 +3,8 @@
 //
 // Doubles are never fused, sums keep 32 lanes and add them left to right: the same bits on every
 // instruction set, and in octavo/executors/sampling.py, which has the same formula. Weights take 34
-// operations an element and bound the time; the maxima are bound by memory.
+// operations an element, which bound the time: about half of the arithmetic limit is reached on AVX2
+// (2.6 ns an element, other work of a row included). The maxima are bound by memory.
 
 #pragma once
 

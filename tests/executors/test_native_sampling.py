@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -393,6 +394,21 @@ class TestExecutor:
         step = batch(piece, samples=samples, prompt_rows=known)
         logits = run.logits(step)
         assert same(run.submit(step).result(), expected_of(logits, step))
+
+    def test_a_step_with_any_number_of_logit_rows_is_one_native_call(self):
+        program = network(vocab=300)
+        run = native(program, RandomWeights(program), SETS[0])
+        tape, calls = run._tape, []
+
+        def sample(*arguments):
+            calls.append(arguments)
+            tape.sample(*arguments)
+
+        run._tape = SimpleNamespace(sample=sample)  # nothing else is there to be called
+        known = tuple(PromptRow(row, "p", row + 1, row, 0) for row in range(200))
+        step = batch(Piece(token_ids(200, 300), 0, 200, range(7)), prompt_rows=known)
+        assert None not in run.submit(step).result().prompt_logprobs
+        assert len(calls) == 1
 
     def test_parameters_cross_once_and_are_dropped_with_their_request(self):
         run = Sampler(np.zeros((3, 40), np.float32))
