@@ -45,7 +45,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 # Operations on each element that has a weight.
 WEIGHT_FLOPS = 34
-FORMATS = ("int4_group", "int8_group", "bf16")
+FORMATS = ("int4", "int8", "int4_group", "int8_group", "bf16")
 ROWS = (1, 8, 64, 512)
 CYCLED_BYTES = 100_000_000
 BLOCK_SIZE = 32

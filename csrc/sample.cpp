@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -242,20 +243,19 @@ void adjust(const float* logits, int count, const Draw& draw, SampleScratch& scr
     if (draw.has_history) penalise(draw, scratch);
 }
 
-// The likeliest token where nothing is left: bans give way before a whitelist does, and that before a mask.
-int least_bad(const float* logits, int count, const Draw& draw) {
-    std::vector<char> allowed(size_t(count), !draw.sampling->is_limited);
+// The likeliest token where nothing is left: a ban gives way before a whitelist does, that before a mask, and
+// a mask never; if that is empty there is none.
+std::optional<int> least_bad(const float* logits, int count, const Draw& draw) {
+    std::vector<char> allowed(size_t(count), false);
     for (int32_t id : draw.sampling->allowed) allowed[id] = true;
     const auto likeliest = [&](auto&& may) {
-        int best = -1;
+        std::optional<int> best;
         for (int id = 0; id < count; ++id)
-            if (may(id) && (best < 0 || logits[id] > logits[best])) best = id;
+            if (may(id) && (!best || logits[id] > logits[*best])) best = id;
         return best;
     };
-    int best = likeliest([&](int id) { return allowed[id] && !is_masked(draw.mask, id); });
-    if (best < 0) best = likeliest([&](int id) { return !is_masked(draw.mask, id); });
-    if (best < 0) best = likeliest([&](int id) { return bool(allowed[id]); });
-    return best < 0 ? likeliest([](int) { return true; }) : best;
+    const auto best = likeliest([&](int id) { return allowed[id] && !is_masked(draw.mask, id); });
+    return best ? best : likeliest([&](int id) { return !is_masked(draw.mask, id); });
 }
 
 // --- from the temperature on: which tokens stay, and the draw --------------------------------------
@@ -416,7 +416,7 @@ void report(const Row<float>& row, RawSums& raw, int num_top, Report& out) {
     for (int32_t id : out.top_ids) out.top_logprobs.push_back((double(row.values[id]) - top) - log_total);
 }
 
-int sampled(const Runner& runner, const Row<float>& row, const Draw& draw, RawSums& raw, SampleScratch& scratch) {
+std::optional<int> sampled(const Runner& runner, const Row<float>& row, const Draw& draw, RawSums& raw, SampleScratch& scratch) {
     const bool is_greedy = draw.sampling->temperature == 0;
     if (!changes_logits(draw)) return is_greedy ? row.best : draw_token(runner, row, draw, raw);
     adjust(row.values, row.count, draw, scratch);
@@ -430,8 +430,12 @@ void do_draw(const Runner& runner, const float* logits, int count, Draw& draw, S
     draw.largest = logits[row.best];
     if (!std::isfinite(draw.largest)) return;
     RawSums raw{runner, row, {}};
-    if (draw.sampling) draw.report.token_id = sampled(runner, row, draw, raw, scratch);
-    if (draw.reports) report(row, raw, draw.num_top, draw.report);
+    if (draw.sampling) {
+        const std::optional<int> token_id = sampled(runner, row, draw, raw, scratch);
+        draw.is_stuck = !token_id;
+        draw.report.token_id = token_id.value_or(0);
+    }
+    if (draw.reports && !draw.is_stuck) report(row, raw, draw.num_top, draw.report);
 }
 
 int32_t checked(int64_t value, int64_t limit, const char* message) {

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -53,6 +54,9 @@ struct Draw {
 
     Report report;      // its token_id is the token
     float largest = 0;  // of the logits; no number if the row is unusable
+    bool is_stuck = false;  // the mask allows nothing
+
+    bool failed() const { return is_stuck || !std::isfinite(largest); }
 };
 
 // All draws of a step; Python makes them before and reads them afterwards.

@@ -13,7 +13,7 @@ namespace {
 
 // (token id, log-probability, rank, top ids, their log-probabilities), or None where there is none.
 nb::object report_of(const Draw& draw) {
-    if (!draw.reports || !std::isfinite(draw.largest)) return nb::none();
+    if (!draw.reports || draw.failed()) return nb::none();
     const Report& report = draw.report;
     return nb::make_tuple(report.token_id, report.logprob, report.rank, report.top_ids, report.top_logprobs);
 }
@@ -24,11 +24,12 @@ nb::list reports_of(const std::vector<Draw>& draws) {
     return reports;
 }
 
-// (place, its largest logit) of each draw whose logits are no numbers.
+// (place, its largest logit) of each draw whose logits are no numbers; (place, None) where no token is left.
 nb::list failures_of(const std::vector<Draw>& draws) {
     nb::list failures;
     for (size_t i = 0; i < draws.size(); ++i)
-        if (!std::isfinite(draws[i].largest)) failures.append(nb::make_tuple(i, draws[i].largest));
+        if (draws[i].failed())
+            failures.append(nb::make_tuple(i, draws[i].is_stuck ? nb::none() : nb::object(nb::float_(draws[i].largest))));
     return failures;
 }
 

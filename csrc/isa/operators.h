@@ -4,6 +4,6 @@
 #pragma once
 
 #include "attention.h"
-#include "products.h"
+#include "channels.h"
 #include "rows.h"
 #include "weigh.h"

@@ -330,6 +330,15 @@ class TestUnusableLogits:
         assert sorted(found.errors) == ["p2", "r2"]
         assert same(found, expected_of(logits, step))
 
+    def test_a_mask_without_a_token_fails_its_request_alone(self):
+        logits = np.zeros((2, 40), np.float32)
+        empty = np.zeros(2, np.uint32)
+        step = step_of(2, [make_row(0, mask=empty, logprobs=1), make_row(1, logprobs=1)])
+        found = Sampler(logits).run(step)
+        assert list(found.errors) == ["r0"]
+        assert "allows no token" in str(found.errors["r0"])
+        assert same(found, expected_of(logits, step))
+
     def test_a_nan_hides_behind_no_larger_logit(self):
         logits = np.full((1, 3000), 5.0, np.float32)
         logits[0, 2900] = math.nan

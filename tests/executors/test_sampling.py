@@ -35,16 +35,7 @@ INF = math.inf
 
 
 def make_row(
-    prompt=(0,),
-    output=(),
-    *,
-    seed=1,
-    index=0,
-    position=None,
-    stop_ids=(),
-    bad_words=(),
-    mask=None,
-    **params,
+    prompt=(0,), output=(), *, seed=1, index=0, position=None, stop_ids=(), bad_words=(), **params
 ) -> SampleRow:
     """The row that draws the token after `prompt` and `output`."""
     sampling = SamplingParams(**{"max_tokens": None, **params})
@@ -59,15 +50,7 @@ def make_row(
     )
     history = [*prompt, *output] if sampling.needs_history or bad_words else ()
     place = len(prompt) + len(output) if position is None else position
-    return SampleRow(0, request, index, place, len(output), history, mask)
-
-
-def mask_of(*ids: int, vocab: int) -> np.ndarray:
-    """A mask that allows these tokens alone."""
-    mask = np.zeros(-(-vocab // 32), np.uint32)
-    for token_id in ids:
-        mask[token_id // 32] |= np.uint32(1 << token_id % 32)
-    return mask
+    return SampleRow(0, request, index, place, len(output), history)
 
 
 def logits_of(seed: int, vocab: int = 500, scale: float = 3.0) -> np.ndarray:
@@ -489,20 +472,6 @@ class TestBans:
         found = distribution(np.zeros(4, np.float32), row)
         np.testing.assert_allclose(found, softmax([0, 2.5, -100, -INF]), rtol=1e-12)
 
-    def test_only_tokens_whose_bit_is_set_in_the_mask_are_drawn(self):
-        mask = mask_of(3, 31, 32, 64, 99, vocab=100)
-        seen = set(draws(np.zeros(100, np.float32), 300, mask=mask))
-        assert seen == {3, 31, 32, 64, 99}
-        assert draw(logits_of(1, 100), make_row(mask=mask_of(40, vocab=100), temperature=0)) == 40
-
-    def test_a_bias_revives_no_masked_token(self):
-        row = make_row(mask=mask_of(1, 2, vocab=4), logit_bias={0: 100.0}, allowed_token_ids=[0, 1])
-        assert np.flatnonzero(distribution(np.zeros(4, np.float32), row)).tolist() == [1]
-
-    def test_a_mask_of_too_few_words_is_an_error(self):
-        with pytest.raises(ValueError, match="1 words is too short for 33 tokens"):
-            draw(np.zeros(33, np.float32), make_row(mask=mask_of(1, vocab=32)))
-
     @pytest.mark.case("V48")
     @pytest.mark.parametrize("token_id", [4, 10**9, 2**31, 2**63 - 1, 2**70])
     def test_ids_past_the_vocabulary_change_nothing(self, token_id):
@@ -535,12 +504,6 @@ class TestNothingLeft:
             ({"bad_words": ((0,), (1,), (2,), (3,))}, 3),
             ({"stop_ids": {0, 1, 2, 3}, "min_tokens": 1, "logit_bias": {1: 9.0}}, 3),
             ({"allowed_token_ids": [9, 10**9]}, 3),
-            # The mask outlasts bans and the whitelist.
-            ({"mask": mask_of(0, 1, vocab=4), "stop_ids": {0, 1}, "min_tokens": 5}, 1),
-            ({"mask": mask_of(0, 1, vocab=4), "allowed_token_ids": [0], "bad_words": ((0,),)}, 0),
-            ({"mask": mask_of(0, 1, vocab=4), "allowed_token_ids": [2]}, 1),
-            ({"mask": mask_of(vocab=4), "allowed_token_ids": [2]}, 2),
-            ({"mask": mask_of(vocab=4)}, 3),
         ],
     )
     def test_bans_give_way_and_the_likeliest_allowed_token_is_taken(
@@ -677,3 +640,58 @@ class TestTiles:
         assert list(result.errors) == ["r2"]
         assert [found is None for found in result.prompt_logprobs] == [False, True, False]
         assert result.token_ids == logits[[1, 3]].argmax(axis=1).tolist()
+
+
+def packed(allowed, vocab):
+    """The mask of `SampleRow` that allows these ids."""
+    mask = np.zeros((vocab + 31) // 32, np.uint32)
+    for token in allowed:
+        mask[token // 32] |= np.uint32(1 << token % 32)
+    return mask
+
+
+class TestMask:
+    @pytest.mark.parametrize("vocab", [5, 32, 33, 500])
+    @pytest.mark.parametrize("temperature", [0, 1.0])
+    def test_a_mask_allows_what_a_list_of_its_ids_allows(self, vocab, temperature):
+        logits = logits_of(vocab, vocab)
+        allowed = sorted({0, 1, vocab // 2, vocab - 1})
+        for position in range(40):
+            listed = make_row(position=position, temperature=temperature, allowed_token_ids=allowed)
+            masked = replace(
+                make_row(position=position, temperature=temperature), mask=packed(allowed, vocab)
+            )
+            assert draw(logits, masked) == draw(logits, listed)
+
+    def test_bias_and_penalties_do_not_bring_back_what_is_masked(self):
+        row = make_row(output=[3], temperature=0, logit_bias={3: 100.0}, frequency_penalty=-2)
+        assert draw(floats(0, 1, 2, 9), replace(row, mask=packed([1, 2], 4))) == 2
+
+    def test_bans_give_way_before_a_mask(self):
+        row = make_row(stop_ids=[2], min_tokens=5, max_tokens=9)
+        assert draw(floats(9, 1, 0, 3), replace(row, mask=packed([2], 4))) == 2
+
+    def test_a_whitelist_gives_way_before_a_mask(self):
+        row = replace(make_row(allowed_token_ids=[0]), mask=packed([2, 3], 4))
+        assert draw(floats(9, 1, 0, 3), row) == 3
+
+    def test_bits_past_the_vocabulary_are_nothing(self):
+        row = replace(make_row(temperature=0), mask=np.full(1, 2**32 - 1, np.uint32))
+        assert draw(floats(0, 1, 2), row) == 2
+
+    def test_mask_without_a_token_fails_its_request(self):
+        row = replace(make_row(), mask=packed([], 4))
+        with pytest.raises(OctavoError, match="allows no token"):
+            draw(floats(0, 1, 2, 3), row)
+
+    def test_a_mask_of_too_few_words_is_an_error(self):
+        with pytest.raises(ValueError, match="1 words is too short for 33 tokens"):
+            draw(np.zeros(33, np.float32), replace(make_row(), mask=packed([1], 32)))
+
+    def test_logprobs_are_those_of_the_unmasked_distribution(self):
+        logits = logits_of(7)
+        plain, masked = make_row(temperature=0, logprobs=3), make_row(temperature=0, logprobs=3)
+        _, free = sample(logits, plain)
+        _, held = sample(logits, replace(masked, mask=packed([11], 500)))
+        assert (held.token_id, held.top_ids) == (11, free.top_ids)
+        assert held.logprob == pytest.approx(math.log(softmax(logits)[11]))

@@ -21,6 +21,7 @@ from octavo.engine import clock
 from octavo.engine.backend import Backend, choose_backend
 from octavo.engine.chat import ChatTemplate, encode_chat
 from octavo.engine.engine import Engine
+from octavo.engine.grammar import GrammarCompiler
 from octavo.engine.intake import Intake, sampling_defaults
 from octavo.engine.load import ModelFiles, open_model
 from octavo.engine.machine import GIB, available_memory
@@ -105,6 +106,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         intake=intake,
         decoder=_decoder(tokenizer, program.vocab_size),
         clock=clock.monotonic,
+        compiler=None if tokenizer is None else GrammarCompiler(tokenizer, program.vocab_size),
     )
     use_defaults = config.generation_config == "auto"
     return StartedEngine(

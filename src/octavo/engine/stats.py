@@ -16,7 +16,8 @@ from octavo.core.scheduler import Scheduler
 class EngineStats:
     """The engine after one step. Counts in sequences, blocks, tokens; times in seconds.
 
-    waiting: why sequences wait ("new", "preempted", "blocks", "max_num_seqs") to how many do.
+    waiting: why sequences wait ("new", "preempted", "blocks", "max_num_seqs"; "grammar":
+        it is being compiled) to how many do.
     num_cached_blocks: blocks, free or used, whose content can be found by its tokens.
     num_empty_slots: allocated token slots that hold nothing; waste is their share.
     num_reused_tokens: prompt tokens found in the cache, counted once per request.
@@ -61,13 +62,21 @@ class EngineStats:
         return self.num_empty_slots / slots if slots else 0.0
 
 
-def take_snapshot(scheduler: Scheduler, *, step: int, step_time: float) -> EngineStats:
-    """Return the state of `scheduler` as it stands between two steps."""
+def take_snapshot(
+    scheduler: Scheduler, *, step: int, step_time: float, num_compiling: int = 0
+) -> EngineStats:
+    """Return the state of `scheduler` as it stands between two steps.
+
+    num_compiling: requests whose grammars are being compiled, which it has not seen.
+    """
     blocks, counters = scheduler.blocks, scheduler.counters
+    waiting = Counter(s.why_waiting for s in scheduler.waiting)
+    if num_compiling:
+        waiting["grammar"] = num_compiling
     return EngineStats(
         step=step,
         num_running=len(scheduler.running),
-        waiting=dict(Counter(s.why_waiting for s in scheduler.waiting)),
+        waiting=dict(waiting),
         num_blocks=blocks.pool.num_blocks,
         num_free_blocks=blocks.pool.num_free,
         num_cached_blocks=blocks.num_cached,

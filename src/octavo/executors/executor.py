@@ -26,8 +26,8 @@ class SampleRow:
     index: which of the request's n sequences draws. position: the place in the sequence that the
     token will take; the draw is u(request.seed, index, position). num_output: tokens generated so
     far. history: prompt and generated ids; empty unless `request.params.needs_history`.
-    mask: (ceil(vocab_size / 32),), a bit per token id, the lowest first; tokens whose bit is 0 are
-    not drawn. None allows all.
+    mask: (ceil(vocab_size / 32),) words; token i is allowed if bit i % 32 of word i // 32 is set.
+    None allows every token.
     """
 
     logit_row: int

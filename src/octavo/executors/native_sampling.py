@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from octavo.executors.executor import Batch, SampleRow, StepResult, TokenLogprobs
-from octavo.executors.sampling import unusable
+from octavo.executors.executor import Batch, PromptRow, SampleRow, StepResult, TokenLogprobs
+from octavo.executors.sampling import no_token_left, unusable
 from octavo.request import Request
 
 _UINT64 = 2**64 - 1
@@ -45,14 +45,17 @@ class NativeSampling:
         result = StepResult(
             draws.token_ids(), _reports(draws.reports()), _reports(draws.known_reports())
         )
-        failures = [(batch.samples[place], largest) for place, largest in draws.failures()]
-        for sample, largest in sorted(failures, key=lambda failure: failure[0].logit_row):
+        for place, largest in _in_order(draws.failures(), batch.samples):
+            sample = batch.samples[place]
             name = sample.request.request_id
-            result.errors[name] = unusable(name, sample.position, largest)
-        failed = [(batch.prompt_rows[place], largest) for place, largest in draws.known_failures()]
-        for known, largest in sorted(failed, key=lambda failure: failure[0].logit_row):
-            name = known.request_id
-            result.errors[name] = unusable(name, known.position, largest)
+            result.errors[name] = (
+                no_token_left(sample)
+                if largest is None
+                else unusable(name, sample.position, largest)
+            )
+        for place, largest in _in_order(draws.known_failures(), batch.prompt_rows):
+            known = batch.prompt_rows[place]
+            result.errors[known.request_id] = unusable(known.request_id, known.position, largest)
         return result
 
     def _add_samples(self, draws: Any, rows: tuple[SampleRow, ...]) -> None:
@@ -108,3 +111,10 @@ class NativeSampling:
 
 def _reports(found: list[tuple[Any, ...] | None]) -> list[TokenLogprobs | None]:
     return [None if report is None else TokenLogprobs(*report) for report in found]
+
+
+def _in_order(
+    failures: list[tuple[int, Any]], rows: tuple[SampleRow, ...] | tuple[PromptRow, ...]
+) -> list[tuple[int, Any]]:
+    """Sort by logit row: of a request's errors the last one stays, as in the specification."""
+    return sorted(failures, key=lambda failure: rows[failure[0]].logit_row)

@@ -1,6 +1,6 @@
 """The `Sample` operation in NumPy: from one row of logits to one token and its log-probabilities.
 
-Decides the order of the sampling parameters (vLLM's: allowed ids, mask, bad words, min_tokens,
+Decides the order of the sampling parameters (vLLM's: allowed ids and mask, bad words, min_tokens,
 bias, penalties, temperature, min_p, top_k, top_p, draw), every tie (the smaller id is the likelier)
 and what a draw depends on. Knows no model and no text. It specifies the native sampler.
 
@@ -94,7 +94,8 @@ def sample(logits: NDArray[np.float32], row: SampleRow) -> tuple[int, TokenLogpr
 
     Logits of -inf are tokens of probability 0. A row without a finite logit, or with NaN or +inf,
     raises `OctavoError`. If the parameters leave no token, bans give way: the answer is then the
-    likeliest of the tokens that `allowed_token_ids` and mask allow, whatever the temperature.
+    likeliest of `allowed_token_ids` that the mask allows (of all that the mask allows, if it
+    allows none of those), whatever the temperature. A mask never gives way.
     """
     params = row.request.params
     raw_best = _checked_argmax(logits, row.request.request_id, row.position)
@@ -174,6 +175,14 @@ def unusable(request_id: str, position: int, largest: float) -> OctavoError:
     )
 
 
+def no_token_left(row: SampleRow) -> OctavoError:
+    """The error of a row whose mask is empty."""
+    return OctavoError(
+        f"The grammar of request {row.request.request_id} allows no token at position "
+        f"{row.position}."
+    )
+
+
 def _adjusted(logits: NDArray[np.float32], row: SampleRow) -> Floats:
     """Return the logits (vocabulary,) after bans, bias and penalties; banned is -inf.
 
@@ -182,12 +191,19 @@ def _adjusted(logits: NDArray[np.float32], row: SampleRow) -> Floats:
     params = row.request.params
     banned = _banned(row)
     penalised = params.needs_history and len(row.history) > 0
-    is_limited = params.allowed_token_ids is not None or row.mask is not None
-    if not (is_limited or banned or params.logit_bias or penalised):
+    if (
+        params.allowed_token_ids is None
+        and row.mask is None
+        and not (banned or params.logit_bias or penalised)
+    ):
         return logits
     values: Floats = logits.astype(np.float64)
-    if is_limited:
-        values[~(_allowed(row, len(values)) & _unmasked(row, len(values)))] = -math.inf
+    if params.allowed_token_ids is not None:
+        allowed = _known(params.allowed_token_ids, len(values))
+        values = np.full(len(logits), -math.inf)
+        values[allowed] = logits[allowed]
+    if row.mask is not None:
+        values[~unpacked(row.mask, len(values))] = -math.inf
     values[_known(banned, len(values))] = -math.inf
     for token_id, bias in (params.logit_bias or {}).items():
         if token_id < len(values):
@@ -197,26 +213,17 @@ def _adjusted(logits: NDArray[np.float32], row: SampleRow) -> Floats:
     return values
 
 
+def unpacked(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
+    """Return a mask of packed bits (see `SampleRow.mask`) as one truth per token: (vocab_size,)."""
+    if 32 * len(mask) < vocab_size:
+        raise ValueError(f"a mask of {len(mask)} words is too short for {vocab_size} tokens")
+    little = mask.astype("<u4", copy=False).view(np.uint8)
+    return np.unpackbits(little, bitorder="little", count=vocab_size).view(np.bool_)
+
+
 def _known(ids: Iterable[int], vocab_size: int) -> Ids:
     """Drop ids past the vocabulary: nothing can draw them, so banning them changes nothing."""
     return np.array([i for i in ids if i < vocab_size], dtype=np.intp)
-
-
-def _allowed(row: SampleRow, vocab_size: int) -> NDArray[np.bool_]:
-    allowed = np.ones(vocab_size, np.bool_)
-    if row.request.params.allowed_token_ids is not None:
-        allowed[:] = False
-        allowed[_known(row.request.params.allowed_token_ids, vocab_size)] = True
-    return allowed
-
-
-def _unmasked(row: SampleRow, vocab_size: int) -> NDArray[np.bool_]:
-    if row.mask is None:
-        return np.ones(vocab_size, np.bool_)
-    if 32 * len(row.mask) < vocab_size:
-        raise ValueError(f"a mask of {len(row.mask)} words is too short for {vocab_size} tokens")
-    octets = row.mask.astype("<u4", copy=False).view(np.uint8)
-    return np.unpackbits(octets, bitorder="little", count=vocab_size).astype(np.bool_)
 
 
 def _banned(row: SampleRow) -> list[int]:
@@ -248,13 +255,15 @@ def _penalise(values: Floats, row: SampleRow) -> None:
 
 
 def _least_bad(logits: NDArray[np.float32], row: SampleRow) -> int:
-    """The likeliest token left: bans give way before a whitelist does, and that before a mask."""
-    allowed, unmasked = _allowed(row, len(logits)), _unmasked(row, len(logits))
-    for kept in (allowed & unmasked, unmasked, allowed):
-        ids = np.flatnonzero(kept)
-        if len(ids):
-            return int(ids[logits[ids].argmax()])
-    return int(logits.argmax())
+    """The likeliest token that may be drawn: a ban gives way before a whitelist does."""
+    allowed = np.unique(_known(row.request.params.allowed_token_ids or (), len(logits)))
+    if row.mask is not None:
+        permitted = np.flatnonzero(unpacked(row.mask, len(logits)))
+        both = np.intersect1d(allowed, permitted, assume_unique=True)
+        allowed = both if len(both) else permitted
+        if not len(allowed):
+            raise no_token_left(row)
+    return int(allowed[logits[allowed].argmax()]) if len(allowed) else int(logits.argmax())
 
 
 # From the temperature on: which tokens stay, and the draw.
