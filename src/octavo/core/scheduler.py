@@ -59,6 +59,7 @@ class SchedulerCounters:
 
     num_computed_tokens: int = 0
     num_prompt_tokens: int = 0
+    num_queried_tokens: int = 0
     num_reused_tokens: int = 0
     num_recomputed_tokens: int = 0
     num_generated_tokens: int = 0
@@ -279,6 +280,8 @@ class Scheduler:
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = match.num_tokens
             self.counters.num_prompt_tokens += sequence.num_prompt_tokens
+            if self.blocks.searches(sequence.request):
+                self.counters.num_queried_tokens += sequence.num_prompt_tokens
             self.counters.num_reused_tokens += match.num_tokens
         else:
             num_recomputed = max(0, sequence.num_lost - match.num_tokens)

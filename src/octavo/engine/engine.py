@@ -15,7 +15,7 @@ from octavo.core.scheduler import Scheduler, StepPlan
 from octavo.engine.constraints import Constraints
 from octavo.engine.grammar import COMPILE_SECONDS, Grammar, GrammarCompiler
 from octavo.engine.intake import Intake, Prompt
-from octavo.engine.outputs import OutputDelta, PromptLogprobs, to_logprobs
+from octavo.engine.outputs import OutputDelta, PromptLogprobs, PromptProgress, to_logprobs
 from octavo.engine.stats import EngineStats, take_snapshot
 from octavo.engine.text import OutputText, TokenBytes, token_display
 from octavo.errors import BadRequestError, InvalidParameterError, OctavoError
@@ -135,6 +135,18 @@ class Engine:
     def has_unfinished(self) -> bool:
         """Whether another `step` would bring anything."""
         return bool(self._active or self._pending)
+
+    def reset_prefix_cache(self) -> None:
+        """Let no later request find a block that was computed so far."""
+        self.scheduler.blocks.forget()
+
+    def prompt_progress(self) -> list[PromptProgress]:
+        """Return how far the running requests have come whose prompts are not computed yet."""
+        return [
+            PromptProgress(s.request.request_id, s.num_computed, s.num_cached_tokens or 0)
+            for s in self.scheduler.running
+            if s.num_computed < len(s.request.prompt_token_ids)
+        ]
 
     # --- the step -------------------------------------------------------------------------------
 

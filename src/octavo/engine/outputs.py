@@ -42,6 +42,15 @@ class OutputDelta:
     is_ending_forced: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How many of a running request's prompt tokens are in the cache, and were when it started."""
+
+    request_id: str
+    num_computed: int
+    num_cached: int
+
+
 class OutputCollector:
     """Adds up the deltas of one request."""
 

@@ -20,7 +20,9 @@ class EngineStats:
         it is being compiled) to how many do.
     num_cached_blocks: blocks, free or used, whose content can be found by its tokens.
     num_empty_slots: allocated token slots that hold nothing; waste is their share.
-    num_reused_tokens: prompt tokens found in the cache, counted once per request.
+    num_queried_tokens, num_reused_tokens: prompt tokens that the cache was asked for, and found
+        in it, counted once per request.
+    num_recomputed_tokens: tokens lost by preemption and computed again.
     """
 
     step: int
@@ -33,11 +35,14 @@ class EngineStats:
     num_empty_slots: int
     block_size: int
     num_prompt_tokens: int
+    num_queried_tokens: int
     num_reused_tokens: int
     num_computed_tokens: int
     num_generated_tokens: int
     num_recomputed_tokens: int
     num_preemptions: int
+    num_forks: int
+    num_evicted_blocks: int
     step_time: float
 
     @property
@@ -84,10 +89,13 @@ def take_snapshot(
         num_empty_slots=blocks.num_empty_slots(scheduler.running),
         block_size=blocks.block_size,
         num_prompt_tokens=counters.num_prompt_tokens,
+        num_queried_tokens=counters.num_queried_tokens,
         num_reused_tokens=counters.num_reused_tokens,
         num_computed_tokens=counters.num_computed_tokens,
         num_generated_tokens=counters.num_generated_tokens,
         num_recomputed_tokens=counters.num_recomputed_tokens,
         num_preemptions=counters.num_preemptions,
+        num_forks=counters.num_forks,
+        num_evicted_blocks=blocks.num_evicted,
         step_time=step_time,
     )

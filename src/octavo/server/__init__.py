@@ -1,1 +1,1 @@
-"""The HTTP face of the engine."""
+"""HTTP in OpenAI's form, over an engine's client."""
