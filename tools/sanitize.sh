@@ -13,7 +13,8 @@ python=${1:-python3}
 [ $# -eq 0 ] || shift
 [ $# -gt 0 ] || set -- tests/executors/test_cpu.py tests/executors/test_cpu_attention.py \
     tests/executors/test_cpu_bits.py tests/executors/test_cpu_bounds.py \
-    tests/executors/test_cpu_threads.py tests/executors/test_packing.py
+    tests/executors/test_cpu_threads.py tests/executors/test_packing.py \
+    tests/executors/test_native_sampling.py
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
