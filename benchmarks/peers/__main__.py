@@ -5,9 +5,10 @@ import asyncio
 import fcntl
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -90,21 +91,18 @@ def timing_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def install(peers: Sequence[Peer], record: Record) -> list[Peer]:
-    """Install engines; return those that are there, the record says why others are not."""
-    ready = []
+def install(peers: Sequence[Peer]) -> dict[str, str | None]:
+    """Install engines; return for each why it is missing, or None if it is there."""
+    missing: dict[str, str | None] = {}
     for peer in peers:
         print(f"[{peer.name}: installing, if it is not there yet]", file=sys.stderr)
-        missing = None
         try:
             peer.install()
+            missing[peer.name] = None
         except (UnavailableError, OctavoError, OSError) as error:
-            missing = str(error)
-            print(f"[{peer.name}: missing: {missing}]", file=sys.stderr)
-        else:
-            ready.append(peer)
-        record.describe_peer(peer.name, peer.title, {} if missing else peer.versions(), missing)
-    return ready
+            missing[peer.name] = str(error)
+            print(f"[{peer.name} is missing: {error}]", file=sys.stderr)
+    return missing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,6 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UsageError, RecordError) as error:
         print(error, file=sys.stderr)
         return 2
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("Stopped. The same command goes on from here.", file=sys.stderr)
+        return 130
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -132,18 +133,32 @@ def _compare(options: argparse.Namespace) -> int:
     path = options.record or cache / ("quick.json" if options.quick else "record.json")
     if options.fresh:
         path.unlink(missing_ok=True)
+    if options.install:
+        return int(any(install(peers).values()))
     begun = {**describe_machine(), "limit_s": options.limit, "settings": settings}
     record = Record.open(path, begun)
-    ready = install(peers, record)
-    if not options.install:
-        started = time.perf_counter()
-        with timing_lock(cache):
-            comparison = Comparison(record, ready, limit=options.limit, logs=cache / "logs")
-            asyncio.run(comparison.run(works, 1 if options.quick else _REPEATS))
-        print(f"[{(time.perf_counter() - started) / 60:.1f} minutes]", file=sys.stderr)
-        print(render(record, works))
-    print(json.dumps(record.as_json()) if options.json else f"The record is {path}.")
+    missing = install(peers)
+    for peer in peers:
+        why = missing[peer.name]
+        record.describe_peer(peer.name, peer.title, {} if why else peer.versions(), why)
+    ready = [peer for peer in peers if missing[peer.name] is None]
+    started = time.perf_counter()
+    with timing_lock(cache):
+        comparison = Comparison(record, ready, limit=options.limit, logs=cache / "logs")
+        asyncio.run(_until_told(comparison.run(works, 1 if options.quick else _REPEATS)))
+    print(f"[{(time.perf_counter() - started) / 60:.1f} minutes; {path}]", file=sys.stderr)
+    print(render(record, works))
+    if options.json:
+        print(json.dumps(record.as_json()))
     return int(any(run.error and run.peer.startswith("octavo") for run in record.runs))
+
+
+async def _until_told(work: Coroutine[Any, Any, None]) -> None:
+    """Run to the end, or until a signal says to stop: engines are ended in either case."""
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    await task
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -56,7 +56,11 @@ class Reply:
     def _event(self, text: bytes) -> None:
         if text == b"[DONE]":
             return
-        event = json.loads(text)
+        try:
+            event = json.loads(text)
+        except ValueError:
+            self._error = f"an event is no JSON: {text[:100]!r}"
+            return
         if event.get("error"):
             self._error = str(event["error"])
         self.usage = event.get("usage") or self.usage
@@ -92,8 +96,8 @@ def _has_token(event: dict[str, Any]) -> bool:
 
     The event that only ends an answer, and the one that only counts, bring none.
     """
-    choices = event.get("choices")
-    return bool(choices) and bool(choices[0].get("text") or not choices[0].get("finish_reason"))
+    choices = event.get("choices") or []
+    return any(choice.get("text") or not choice.get("finish_reason") for choice in choices)
 
 
 def request_bytes(method: str, path: str, body: bytes = b"") -> bytes:
@@ -127,6 +131,8 @@ async def _exchange(port: int, request: bytes, reply: Reply) -> None:
         writer.write(request)
         while not reply.is_whole and (received := await reader.read(_READ_BYTES)):
             reply.parser.feed_data(received)
+    except httptools.HttpParserError as error:
+        raise ReplyError(f"what came is no HTTP: {error}") from None
     finally:
         writer.close()
 
@@ -137,7 +143,7 @@ async def is_ready(port: int, path: str) -> bool:
     try:
         await _exchange(port, request_bytes("GET", path), reply)
         return reply.parser.get_status_code() == 200
-    except (OSError, httptools.HttpParserError):
+    except (OSError, ReplyError):
         return False
 
 

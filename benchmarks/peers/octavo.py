@@ -54,11 +54,7 @@ class OctavoServer(Octavo):
 
     def install(self) -> None:
         """Raise UnavailableError if this Octavo has no server."""
-        asked = subprocess.run(
-            [sys.executable, "-m", "octavo.cli.main", "serve", "--help"],
-            capture_output=True,
-            check=False,
-        )
+        asked = subprocess.run([_octavo(), "serve", "--help"], capture_output=True, check=False)
         if asked.returncode:
             raise UnavailableError("this Octavo has no `octavo serve`")
 

@@ -73,5 +73,7 @@ class OpenVINO:
 def _install(folder: Path, packages: tuple[str, ...]) -> None:
     log = folder / "install.log"
     programs = make_venv(folder, packages, log)
-    # It would send usage statistics, and nothing needs it.
-    run_step([programs / "pip", "uninstall", "--quiet", "--yes", "openvino-telemetry"], log)
+    # The one would send usage statistics; the other stops the exporter where it is built for
+    # another torch. Text models need neither.
+    unwanted = ("openvino-telemetry", "torchvision")
+    run_step([programs / "pip", "uninstall", "--quiet", "--yes", *unwanted], log)

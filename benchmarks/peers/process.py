@@ -10,9 +10,11 @@ import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 _PROC = Path("/proc")
-_GRACE_SECONDS = 15
+_GRACE_SECONDS = 15.0
+_POLL_SECONDS = 0.02
 # Of one line of a worker's reply.
 _LINE_BYTES = 1 << 26
 
@@ -32,9 +34,21 @@ def pss_bytes(rollup: str) -> int:
     raise ValueError("there is no Pss")
 
 
-def parent_of(stat: str) -> int:
-    """Return the parent's id from the text of a `stat`; the name before it may hold anything."""
-    return int(stat.rpartition(")")[2].split()[1])
+class Stat(NamedTuple):
+    """What a `stat` says of a process: state, parent, and when it started, in ticks of the system.
+
+    An id and its start together are one process for ever; an id alone is used again.
+    """
+
+    state: str
+    parent: int
+    started: int
+
+    @classmethod
+    def of(cls, text: str) -> "Stat":
+        """Read a `stat`; the name in it may hold anything."""
+        fields = text.rpartition(")")[2].split()
+        return cls(fields[0], int(fields[1]), int(fields[19]))
 
 
 def descendants(root: int, parents: Mapping[int, int]) -> list[int]:
@@ -45,13 +59,18 @@ def descendants(root: int, parents: Mapping[int, int]) -> list[int]:
     return found
 
 
-def _parents() -> dict[int, int]:
-    parents = {}
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it may have ended
-                parents[int(entry.name)] = parent_of((entry / "stat").read_text())
-    return parents
+def _stat(process: int) -> Stat | None:
+    try:
+        stat = Stat.of((_PROC / str(process) / "stat").read_text())
+    except OSError:
+        return None
+    return None if stat.state in "ZX" else stat
+
+
+def _running() -> dict[int, Stat]:
+    names = [entry.name for entry in _PROC.iterdir() if entry.name.isdigit()]
+    stats = {int(name): _stat(int(name)) for name in names}
+    return {process: stat for process, stat in stats.items() if stat is not None}
 
 
 class ProcessTree:
@@ -97,7 +116,14 @@ class ProcessTree:
 
     def members(self) -> list[int]:
         """Return the ids of its processes, none if it ended."""
-        return [] if self.returncode is not None else descendants(self._process.pid, _parents())
+        return list(self._members())
+
+    def _members(self) -> dict[int, Stat]:
+        root, running = self._process.pid, _running()
+        if self.returncode is not None or root not in running:
+            return {}
+        parents = {process: stat.parent for process, stat in running.items()}
+        return {process: running[process] for process in descendants(root, parents)}
 
     def pss(self) -> int:
         """Return the memory of all its processes in bytes; shared pages count once in all."""
@@ -117,26 +143,21 @@ class ProcessTree:
 
     async def stop(self) -> None:
         """End all its processes, by force if they take their time."""
-        members = self.members()
+        members = self._members()
         _signal(members, signal.SIGTERM)
         _signal(members, signal.SIGCONT)
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_SECONDS):
-                await self._process.wait()
-        except TimeoutError:
-            pass
-        _signal(self._still_running(members), signal.SIGKILL)
+                while _same(members):
+                    await asyncio.sleep(_POLL_SECONDS)
+        _signal(_same(members), signal.SIGKILL)
         await self._process.wait()
 
-    def _still_running(self, members: Iterable[int]) -> list[int]:
-        """Return those that live on; of an ended parent, children that were its members count."""
-        session = self._process.pid
-        alive = []
-        for process in members:
-            with contextlib.suppress(OSError):
-                if process == session or os.getsid(process) == session:
-                    alive.append(process)
-        return alive
+
+def _same(members: Mapping[int, Stat]) -> list[int]:
+    """Return those that run still, though their parent may have ended."""
+    stats = {process: _stat(process) for process in members}
+    return [p for p, stat in stats.items() if stat and stat.started == members[p].started]
 
 
 def _signal(processes: Iterable[int], number: signal.Signals) -> None:
