@@ -24,6 +24,7 @@ from benchmarks.peers.table import render
 from benchmarks.peers.vllm import VLLM
 from benchmarks.peers.work import WORKS
 from octavo.errors import OctavoError, nearest
+from octavo.native import library
 from octavo.planning.machine import describe_machine
 
 _CACHE = Path("~/.cache/octavo-bench").expanduser()
@@ -135,7 +136,12 @@ def _compare(options: argparse.Namespace) -> int:
         path.unlink(missing_ok=True)
     if options.install:
         return int(any(install(peers).values()))
-    begun = {**describe_machine(), "limit_s": options.limit, "settings": settings}
+    begun = {
+        **describe_machine(),
+        "instruction_set": library.instruction_sets()[0] if library else "none",
+        "limit_s": options.limit,
+        "settings": settings,
+    }
     record = Record.open(path, begun)
     missing = install(peers)
     for peer in peers:

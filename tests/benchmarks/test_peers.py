@@ -1,6 +1,7 @@
 import asyncio
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -232,6 +233,7 @@ def test_the_patch_is_put_before_the_one_place_or_refused(tmp_path):
         llama._patch(source)
 
 
-def test_a_command_is_shown_as_it_is_typed():
-    command = Command(argv=("serve", "a b", "--port={port}"), environment=(("A", "1"),))
-    assert str(command) == "A=1 serve 'a b' '--port={port}'"
+def test_a_command_is_shown_as_it_is_typed_without_this_machines_folders():
+    argv = (f"{Path.cwd()}/.venv/bin/serve", "a b", f"{Path.home()}/m.gguf", "--port={port}")
+    command = Command(argv=argv, environment=(("A", "1"),))
+    assert str(command) == "A=1 .venv/bin/serve 'a b' ~/m.gguf --port=8000"
