@@ -31,7 +31,8 @@ class _Loaded(NamedTuple):
 class Comparison:
     """One go at a record; what is in it already is not run again.
 
-    limit: seconds after which a run is cut. logs: folder for what the engines print.
+    limit: seconds after which a run is cut, and beyond which none is repeated. logs: folder for
+    what the engines print.
     """
 
     def __init__(self, record: Record, peers: Sequence[Peer], *, limit: float, logs: Path) -> None:
@@ -55,7 +56,7 @@ class Comparison:
 
     def _is_due(self, work: Work, peer: Peer, repeat: int) -> bool:
         is_hopeless = (peer.name, work.name) in self._given_up
-        return not is_hopeless and self._record.needs(work.name, peer.name, repeat)
+        return not is_hopeless and self._record.needs(work.name, peer.name, repeat, self._limit)
 
     async def _run_one(self, work: Work, peer: Peer, repeat: int) -> None:
         try:

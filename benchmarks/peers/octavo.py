@@ -67,7 +67,7 @@ class OctavoServer(Octavo):
         ]
         address = ("--host=127.0.0.1", "--port={port}", f"--served-model-name={work.model}")
         argv = (str(_octavo()), "serve", model, *address, *flags)
-        return Command(argv=argv, model=model)
+        return Command(argv=argv, model=work.model)
 
 
 def _octavo() -> Path:

@@ -95,13 +95,15 @@ class Record:
         self.runs.append(run)
         self.save()
 
-    def needs(self, work: str, peer: str, repeat: int) -> bool:
+    def needs(self, work: str, peer: str, repeat: int, limit: float) -> bool:
         """Return whether a run is still to be made.
 
-        Not if it was, nor if an earlier repeat was cut: that would only spend the limit again.
+        Not if it was, nor if an earlier repeat took more seconds than `limit`: once is enough.
         """
-        made = [run for run in self.runs if (run.work, run.peer) == (work, peer) and not run.error]
-        return not any(run.repeat == repeat or run.cut for run in made)
+        made = [run for run in self.runs_of(work, peer) if not run.error]
+        return not any(
+            run.repeat == repeat or run.cut or run.figures.get("seconds", 0) > limit for run in made
+        )
 
     def runs_of(self, work: str, peer: str) -> list[RunResult]:
         """Return the runs of a work by an engine."""

@@ -118,7 +118,7 @@ WORKS = (
     Work(
         name="decode-64",
         model=SMALL,
-        load=_load(64, 128, 128, 128),
+        load=_load(64, 128, 128, 64),
         rows=_rate("128/128 x 64", 2.0, 3.0),
     ),
     Work(

@@ -21,9 +21,9 @@ def test_a_record_goes_on_where_it_stopped(path):
     first.add(RUN)
     again = Record.open(path, BEGUN)
     assert again.runs == [RUN]
-    assert not again.needs("w", "p", 1)
-    assert again.needs("w", "p", 2)
-    assert again.needs("w", "q", 1)
+    assert not again.needs("w", "p", 1, 60.0)
+    assert again.needs("w", "p", 2, 60.0)
+    assert again.needs("w", "q", 1, 60.0)
     again.describe_peer("p", "P", {"p": "2"}, None)
     assert again.peers["p"]["commands"] == {"w": "p --run"}
 
@@ -31,15 +31,23 @@ def test_a_record_goes_on_where_it_stopped(path):
 def test_a_run_that_failed_is_made_again_and_its_error_is_forgotten(path):
     record = Record.open(path, BEGUN)
     record.add(replace(RUN, figures={}, error="it fell"))
-    assert record.needs("w", "p", 1)
+    assert record.needs("w", "p", 1, 60.0)
     record.add(RUN)
     assert record.runs == [RUN]
 
 
-def test_a_run_that_was_cut_is_not_repeated(path):
+@pytest.mark.parametrize(
+    ("fields", "is_repeated"),
+    [
+        ({"cut": True}, False),
+        ({"figures": {"seconds": 61.0}}, False),
+        ({"figures": {"seconds": 59.0}}, True),
+    ],
+)
+def test_a_run_beyond_the_limit_is_not_repeated(path, fields, is_repeated):
     record = Record.open(path, BEGUN)
-    record.add(replace(RUN, cut=True))
-    assert not record.needs("w", "p", 2)
+    record.add(replace(RUN, **fields))
+    assert record.needs("w", "p", 2, 60.0) == is_repeated
 
 
 @pytest.mark.parametrize(
