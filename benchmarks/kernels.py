@@ -29,7 +29,7 @@ SHAPES = {
 QUICK_SHAPES = ("smollm2 gate_up", "smollm2 down")
 # (heads, kv_heads, head_dim)
 HEADS = {"smollm2 attention": (9, 3, 64), "1b attention": (32, 8, 64)}
-FORMATS = ("int4_group", "int8_group", "bf16")
+FORMATS = ("int4", "int8", "int4_group", "int8_group", "bf16")
 ROWS = (1, 8, 64, 512)
 CYCLED_BYTES = 100_000_000
 BLOCK_SIZE = 32

@@ -21,6 +21,14 @@ struct Activations {
     float* sums;        // scale * the sum of the group's values
     int32_t* starts;    // -128 * that sum: what the offset of 128 in int8 weights adds too much
     uint16_t* rounded;  // as bfloat16
+    // For formats with one scale per output: x ~ row scale * value. AMX has, from five rows on, the values in
+    // planes of bytes instead, see amx_channels.h.
+    int32_t count;        // rows
+    int16_t* shorts;      // (rows, groups * 32)
+    int16_t* group_sums;  // (rows, groups, 2): the sum of a group's values, and that over 256, rounded
+    float* row_scales;    // (rows,)
+    int32_t* row_sums;    // (rows,): the sum of all values
+    int8_t* planes;
 
     int64_t tile(int64_t row, int group) const { return ((row / 16) * groups + group) * 16 + row % 16; }
 };

@@ -25,6 +25,8 @@ T* pointer(uint64_t address) {
 
 Format format_of(const std::string& name) {
     if (name == "bf16") return Format::bf16;
+    if (name == "int8") return Format::int8;
+    if (name == "int4") return Format::int4;
     if (name == "int8_group") return Format::int8_group;
     if (name == "int4_group") return Format::int4_group;
     throw std::invalid_argument("no weight format " + name);
@@ -36,25 +38,29 @@ const Kernels& kernels_of(const std::string& name) {
     return *kernels;
 }
 
+template <auto pack>
+void from_floats(uint64_t rows, int first, int count, int inputs, uint64_t panels) {
+    nb::gil_scoped_release release;
+    pack(pointer<const float>(rows), first, count, inputs, pointer<uint8_t>(panels));
+}
+
+template <auto pack>
+void from_codes(uint64_t nibbles, uint64_t scales, uint64_t minima, int first, int count, int inputs, uint64_t panels) {
+    nb::gil_scoped_release release;
+    pack(pointer<const uint8_t>(nibbles), pointer<const uint16_t>(scales), pointer<const uint16_t>(minima), first,
+         count, inputs, pointer<uint8_t>(panels));
+}
+
 }  // namespace
 
 NB_MODULE(_octavo, m) {
     m.def("instruction_sets", &instruction_sets, "Those that this build and this machine have, best first.");
     m.def("panel_bytes", [](const std::string& f, int inputs) { return panel_bytes(format_of(f), inputs); });
-    m.def("pack_bf16", [](uint64_t rows, int first, int count, int inputs, uint64_t panels) {
-        nb::gil_scoped_release release;
-        pack_bf16(pointer<const float>(rows), first, count, inputs, pointer<uint8_t>(panels));
-    });
-    m.def("pack_int8", [](uint64_t rows, int first, int count, int inputs, uint64_t panels) {
-        nb::gil_scoped_release release;
-        pack_int8(pointer<const float>(rows), first, count, inputs, pointer<uint8_t>(panels));
-    });
-    m.def("pack_int4", [](uint64_t nibbles, uint64_t scales, uint64_t minima, int first, int count, int inputs,
-                          uint64_t panels) {
-        nb::gil_scoped_release release;
-        pack_int4(pointer<const uint8_t>(nibbles), pointer<const uint16_t>(scales), pointer<const uint16_t>(minima),
-                  first, count, inputs, pointer<uint8_t>(panels));
-    });
+    m.def("pack_bf16", from_floats<pack_bf16>);
+    m.def("pack_int8", from_floats<pack_int8>);
+    m.def("pack_int8_group", from_floats<pack_int8_group>);
+    m.def("pack_int4", from_codes<pack_int4>);
+    m.def("pack_int4_group", from_codes<pack_int4_group>);
     m.def("unpack_row", [](uint64_t panels, int outputs, int inputs, const std::string& format, int row, uint64_t out) {
         unpack_row(Matrix{pointer<const uint8_t>(panels), outputs, inputs, format_of(format)}, row, pointer<float>(out));
     });

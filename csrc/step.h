@@ -19,7 +19,7 @@ struct Value {
     float* row(int64_t r) const { return base + r * stride; }
 };
 
-enum class Format : int32_t { bf16, int8_group, int4_group };
+enum class Format : int32_t { bf16, int8, int4, int8_group, int4_group };
 
 // A packed matrix of `outputs` x `inputs`, see pack.h. Panels hold 16 outputs each.
 struct Matrix {

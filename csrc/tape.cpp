@@ -17,7 +17,17 @@ constexpr int JOBS_PER_THREAD = 6;
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-bool is_group(const Matrix& matrix) { return matrix.format != Format::bf16; }
+// Formats that share one preparation of the rows that go into a product.
+constexpr Format PREPARED_AS[] = {Format::bf16, Format::int8, Format::int8_group};
+
+bool share_preparation(Format a, Format b) {
+    return is_channel(a) == is_channel(b) && (a == Format::bf16) == (b == Format::bf16);
+}
+
+template <class T>
+void at_least(Lines<T>& lines, size_t size) {
+    lines.resize(std::max(lines.size(), size));
+}
 
 }  // namespace
 
@@ -26,11 +36,13 @@ Tape::Tape(const Kernels& kernels, Pages pages, int max_rows, int num_threads)
 
 void Tape::add(Operation operation) {
     if (operation.kind == Kind::linear) {
-        const size_t tiles = size_t(ceil_div(max_rows_, 16)) * 16 * groups_of(operation.matrices[0].inputs);
-        values_.resize(std::max(values_.size(), tiles * GROUP));
-        rounded_.resize(std::max(rounded_.size(), tiles * GROUP));
-        for (auto* each : {&scales_, &sums_}) each->resize(std::max(each->size(), tiles));
-        starts_.resize(std::max(starts_.size(), tiles));
+        const size_t rows = size_t(ceil_div(max_rows_, 16)) * 16, groups = groups_of(operation.matrices[0].inputs);
+        for (auto* each : {&scales_, &sums_}) at_least(*each, rows * groups);
+        at_least(starts_, rows * groups);
+        at_least(values_, rows * groups * GROUP), at_least(rounded_, rows * groups * GROUP);
+        at_least(shorts_, rows * groups * GROUP), at_least(group_sums_, rows * groups * 2);
+        at_least(row_scales_, rows), at_least(row_sums_, rows);
+        at_least(planes_, rows * 2 * 64 * ((groups + 1) / 2 + (groups + 31) / 32));
     }
     if (operation.kind == Kind::select_rows) select_ = int(operations_.size());
     operations_.push_back(std::move(operation));
@@ -113,14 +125,13 @@ void Tape::execute(const Operation& op, const Step& step, int rows) {
 
 void Tape::linear(const Operation& op, int rows) {
     const Activations in{op.x.base, op.x.stride, op.x.width, groups_of(op.x.width), values_.data(),
-                         scales_.data(), sums_.data(), starts_.data(), rounded_.data()};
-    over_rows(rows, [&](int row) {
-        // The group formats share one preparation.
-        if (std::any_of(op.matrices.begin(), op.matrices.end(), is_group))
-            kernels_.prepare_row(Format::int8_group, in, row);
-        if (!std::all_of(op.matrices.begin(), op.matrices.end(), is_group))
-            kernels_.prepare_row(Format::bf16, in, row);
-    });
+                         scales_.data(), sums_.data(), starts_.data(), rounded_.data(), rows, shorts_.data(),
+                         group_sums_.data(), row_scales_.data(), row_sums_.data(), planes_.data()};
+    for (const Format format : PREPARED_AS) {
+        auto needs = [=](const Matrix& matrix) { return share_preparation(matrix.format, format); };
+        if (std::any_of(op.matrices.begin(), op.matrices.end(), needs))
+            over_rows(rows, [&](int row) { kernels_.prepare_row(format, in, row); });
+    }
     int num_panels = 0;
     for (const Matrix& matrix : op.matrices) num_panels += panels_of(matrix.outputs);
     const int per_job = std::max(1, num_panels / (num_threads() * JOBS_PER_THREAD));

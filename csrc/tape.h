@@ -60,7 +60,10 @@ class Tape {
     Lines<int8_t> values_;
     Lines<uint16_t> rounded_;
     Lines<float> scales_, sums_;
-    Lines<int32_t> starts_;
+    Lines<int32_t> starts_, row_sums_;
+    Lines<int16_t> shorts_, group_sums_;
+    Lines<float> row_scales_;
+    Lines<int8_t> planes_;
     std::vector<int32_t> first_job_;  // of each chunk, in units of query tiles
 };
 

@@ -6,6 +6,7 @@
 // deep) does not hide, and for about 90 cycles after any tile instruction only one of the two vector
 // ports multiplies.
 
+#include "amx_channels.h"
 #include "operators.h"
 #include "tiles.h"
 
@@ -149,7 +150,9 @@ void round_row(const Activations& rows, int row) {
 }
 
 void amx_prepare_row(Format format, const Activations& rows, int row) {
-    format == Format::bf16 ? round_row(rows, row) : quantize_row(rows, row);
+    if (format == Format::bf16) return round_row(rows, row);
+    if (!octavo::is_channel(format)) return quantize_row(rows, row);
+    rows.count <= FEW_ROWS ? channel_row(rows, row) : channel_planes(rows, row);
 }
 
 // Rows [row, row + count), at most 16 N, with `columns` panels from `panel` on.
@@ -195,6 +198,7 @@ void bf16_tiles(const Matrix& m, const Activations& rows, int num_rows, int firs
 
 void amx_product(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
                  float* out, int stride) {
+    if (octavo::is_channel(m.format)) return amx_channel_product(m, rows, num_rows, first, end, bias, out, stride);
     const int rest = num_rows % TILE < MIN_ROWS ? num_rows % TILE : 0, tiled = num_rows - rest;
     if (m.format == Format::bf16) return bf16_tiles(m, rows, num_rows, first, end, bias, out, stride);
     const auto tiles = m.format == Format::int8_group ? group_tiles<Format::int8_group>

@@ -4,5 +4,5 @@
 #pragma once
 
 #include "attention.h"
-#include "products.h"
+#include "channels.h"
 #include "rows.h"

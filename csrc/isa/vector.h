@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -132,6 +132,16 @@ INLINE Part load_halves(const uint16_t* from) {
 #endif
 }
 
+// Whole numbers as 16 bits.
+INLINE void store_shorts(int16_t* to, Part value) {
+    const IntPart whole = __builtin_convertvector(value, IntPart);
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)whole));
+#else
+    for (int i = 0; i < PART; ++i) to[i] = int16_t(whole[i]);
+#endif
+}
+
 // Whole numbers from -127 to 127 as bytes.
 INLINE void store_bytes(int8_t* to, Part value) {
     const IntPart whole = __builtin_convertvector(value, IntPart);
@@ -203,6 +213,10 @@ template <class H, class Element>
 INLINE void load_pairs(const Element* from, Pair<H>& first, Pair<H>& second) {
     load_pairs(from, first.low, second.low);
     load_pairs(from + sizeof(H) / 2, first.high, second.high);
+}
+template <class H>
+INLINE void store_shorts(int16_t* to, Pair<H> v) {
+    store_shorts(to, v.low), store_shorts(to + sizeof(H) / 4, v.high);
 }
 template <class H>
 INLINE void store_bytes(int8_t* to, Pair<H> v) {

@@ -93,7 +93,7 @@ class TestNative:
         program = build_program(files.config)
         weights = WeightReader(files.config, program, files.source)
         counted = choose(program).weight_bytes(program, weights)
-        packed = [packed_bytes(shape, "F32") for shape in program.parameters.values()]
+        packed = [packed_bytes(shape, "F32", "group") for shape in program.parameters.values()]
         assert counted == sum(packed)
         assert counted > 2 * sum(a * b for a, b in matrices(program))
         assert choose(program, executor="reference").weight_bytes(program, weights) == 4 * 130_240

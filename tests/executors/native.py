@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from octavo.executors.cpu import CPUExecutor
-from octavo.executors.packing import PackedMatrix, pack
+from octavo.executors.packing import PackedMatrix, Scales, pack
 from octavo.executors.reference import ReferenceExecutor
 from octavo.native import library, why_missing
 from octavo.program.program import Builder, KVGroup, Program
 from octavo.weights.quants import dequantize
 from octavo.weights.source import TensorType
 
+SCALES: tuple[Scales, ...] = ("group", "channel")
 SETS: list[str] = library.instruction_sets() if library else ["none"]
 needs_library = pytest.mark.skipif(library is None, reason=why_missing)
 
@@ -152,7 +153,7 @@ class Table:
         return self.table if parameter == "table" else self.inner(parameter)
 
 
-def packed(dtype: str, rows: np.ndarray) -> PackedMatrix:
+def packed(dtype: str, rows: np.ndarray, scales: Scales = "group") -> PackedMatrix:
     """Pack stored rows."""
     kind = TensorType(dtype)
     inputs = rows.shape[1] * kind.block_elements // kind.block_bytes
@@ -160,7 +161,7 @@ def packed(dtype: str, rows: np.ndarray) -> PackedMatrix:
     def floats(some: np.ndarray) -> np.ndarray:
         return dequantize(np.ascontiguousarray(some).reshape(-1), kind).reshape(len(some), inputs)
 
-    return pack(library, (len(rows), inputs), dtype, rows, floats)
+    return pack(library, (len(rows), inputs), dtype, rows, floats, scales)
 
 
 def unpacked(matrix: PackedMatrix) -> np.ndarray:
@@ -173,12 +174,14 @@ def unpacked(matrix: PackedMatrix) -> np.ndarray:
     return out
 
 
-def packed_values(program: Program, weights: Any) -> dict[str, np.ndarray]:
+def packed_values(
+    program: Program, weights: Any, scales: Scales = "group"
+) -> dict[str, np.ndarray]:
     """Every parameter as the native executor has it: matrices once packed and taken out again."""
     return {
         name: weights(name)
         if len(shape) == 1
-        else unpacked(packed(weights.dtype(name), weights.stored_rows(name)))
+        else unpacked(packed(weights.dtype(name), weights.stored_rows(name), scales))
         for name, shape in program.parameters.items()
     }
 
@@ -187,8 +190,8 @@ SMALL: dict[str, Any] = {"num_blocks": 96, "block_size": 32, "kv_dtype": "float3
 
 
 def native(program: Program, weights: Any, isa: str, **settings: Any) -> CPUExecutor:
-    """A native executor with float32 pages, unless `settings` say otherwise."""
-    limits = {"max_rows": 1200, "max_positions": 1200, "num_threads": 1}
+    """A native executor with float32 pages and scales by group, unless `settings` say otherwise."""
+    limits = {"max_rows": 1200, "max_positions": 1200, "num_threads": 1, "scales": "group"}
     return CPUExecutor(
         library,
         program,
@@ -199,9 +202,11 @@ def native(program: Program, weights: Any, isa: str, **settings: Any) -> CPUExec
     )
 
 
-def reference(program: Program, weights: Any, **settings: Any) -> ReferenceExecutor:
+def reference(
+    program: Program, weights: Any, scales: Scales = "group", **settings: Any
+) -> ReferenceExecutor:
     """The reference on the weights that the native executor has."""
-    values = packed_values(program, weights)
+    values = packed_values(program, weights, scales)
     return ReferenceExecutor(program, values.__getitem__, clock=lambda: 0.0, **(SMALL | settings))
 
 

@@ -12,10 +12,12 @@ from octavo.weights.safetensors import open_safetensors
 from octavo.weights.source import TensorType
 from tests.executors.checkpoints import NAMES, TINY, Piece, batch, golden
 from tests.executors.native import (
+    SCALES,
     SETS,
     OneMatrix,
     RandomWeights,
     Table,
+    bits,
     distance,
     native,
     needs_library,
@@ -42,13 +44,16 @@ every_set = pytest.mark.parametrize("isa", SETS)
 #     1 / sqrt(12) of that; the largest of 32 normal numbers is 2.1 deviations, so a product is
 #     off by 0.5 % of its own deviation. Sqrt(12) products, three times that, and attention or a
 #     norm over few elements may double it. Measured: 5.2e-2, where random K types are lopsided.
-FLOAT_SUMS, BF16_TILES, INT8_ACTIVATIONS = 1e-5, 5e-2, 1e-1
+#   int with one scale per output: activations have 16 bits, so a step is at most the largest of a
+#     row / 8,000 (the groups' sums must fit into 16 bits too), an element's error 1e-4 of its
+#     deviation and a product's as much of its own; twenty times that as above. Measured: 2.4e-3.
+FLOAT_SUMS, BF16_TILES, INT8_ACTIVATIONS, INT16_ACTIVATIONS = 1e-5, 5e-2, 1e-1, 5e-3
 
 
-def tolerance(isa: str, dtype: str) -> float:
+def tolerance(isa: str, dtype: str, scales: str = "group") -> float:
     if dtype in ("F32", "F16", "BF16"):
         return BF16_TILES if isa == "amx" else FLOAT_SUMS
-    return INT8_ACTIVATIONS
+    return INT16_ACTIVATIONS if scales == "channel" else INT8_ACTIVATIONS
 
 
 # --- whole networks ------------------------------------------------------------------------------
@@ -126,17 +131,18 @@ def test_ragged_and_edge_shapes_agree_at_every_edge(shape):
         assert distance(found, expected) < tolerance(isa, "BF16"), isa
 
 
+@pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize("dtype", [kind.value for kind in TensorType])
-def test_every_stored_type_agrees(dtype):
+def test_every_stored_type_agrees(dtype, scales):
     """K types need rows of 256; heads, groups and outputs are ragged."""
     shape = {"width": 256, "inner": 256, "heads": 4, "kv_heads": 1, "head_dim": 64, "vocab": 203}
     program = network(**shape, bias=True)
     weights = RandomWeights(program, dtype)
     step = batch(Piece(token_ids(40, 203), 0, 40, range(2)))
-    expected = reference(program, weights).logits(step)
+    expected = reference(program, weights, scales).logits(step)
     for isa in SETS:
-        found = native(program, weights, isa, max_rows=40).logits(step)
-        assert distance(found, expected) < tolerance(isa, dtype), isa
+        found = native(program, weights, isa, max_rows=40, scales=scales).logits(step)
+        assert distance(found, expected) < tolerance(isa, dtype, scales), isa
 
 
 @every_set
@@ -186,6 +192,80 @@ def test_a_product_is_exact_on_its_rounded_activations(dtype, outputs, isa):
         run = native(program, weights, isa, max_rows=count)
         found = run.logits(batch(Piece(np.arange(count), 0, count, range(2))))
         assert distance(found, expected[:count]) < 2e-6, count
+
+
+def int16_rows(rows: np.ndarray) -> np.ndarray:
+    """Activations as the formats with one scale per output round them, in float64."""
+    x = rows.astype(np.float64)
+    sums = np.abs(x.reshape(len(x), -1, 32).sum(axis=2)).max(axis=1)
+    scale = np.maximum.reduce(
+        [
+            np.abs(x).max(axis=1) / 32600,
+            sums / 32600,
+            np.abs(x).sum(axis=1) / (8.3e6 - x.shape[1]),
+        ]
+    )
+    scale = np.where(scale > 0, scale, 1)[:, None]
+    return np.rint(x / scale) * scale
+
+
+@every_set
+@pytest.mark.parametrize("outputs", [1, 15, 33, 160])
+@pytest.mark.parametrize("dtype", ["Q4_0", "Q4_1", "Q4_K", "Q8_0", "Q6_K"])
+def test_a_product_with_one_scale_per_output_is_exact_on_its_rounded_activations(
+    dtype, outputs, isa
+):
+    """All sums are exact; the scales are float32, and now and then a tie rounds the other way."""
+    program = lookup_and_product(512, outputs, bias=True)
+    weights = OneMatrix(RandomWeights(program, dtype), RandomWeights(program, "BF16", seed=1))
+    values = packed_values(program, weights, "channel")
+    expected = int16_rows(values["table"]) @ values["head"].astype(np.float64).T
+    expected += values["head_bias"]
+    whole = None
+    for count in (50, 1, 2, 3, 4, 5, 8, 9, 16, 17, 31):
+        run = native(program, weights, isa, max_rows=count, scales="channel")
+        found = run.logits(batch(Piece(np.arange(count), 0, count, range(2))))
+        whole = found if whole is None else whole
+        assert bits(found) == bits(whole[:count]), count
+        assert distance(found, expected[:count]) < 1e-4, count
+
+
+@pytest.mark.parametrize("inputs", [32, 96, 2048, 2080, 4128, 8192])
+def test_long_sums_are_exact_too(inputs):
+    """Around the 2,048 inputs that are multiplied out at a time; all of one sign, the worst.
+
+    The sum of a group, up to 32,600, meets the last 8 bits of an offset without its own last 8:
+    an error of up to 1 / 256, of 1 / 256 of a weight's 240 steps.
+    """
+    program = lookup_and_product(inputs, 40, bias=False)
+    table = np.abs(np.random.default_rng(0).standard_normal((64, inputs), np.float32)) + 1
+    for dtype in ("Q4_1", "Q8_0"):
+        weights = OneMatrix(
+            RandomWeights(program, dtype), Table(RandomWeights(program, "F32"), table)
+        )
+        values = packed_values(program, weights, "channel")
+        expected = int16_rows(values["table"]) @ values["head"].astype(np.float64).T
+        for isa in SETS:
+            run = native(program, weights, isa, max_rows=40, scales="channel")
+            found = run.logits(batch(Piece(np.arange(40), 0, 40, range(2))))
+            assert distance(found, expected[:40]) < 5e-4, (dtype, isa)
+
+
+@every_set
+def test_a_row_that_is_no_number_spoils_no_other(isa):
+    program = lookup_and_product(64, 20, bias=False)
+    table = np.random.default_rng(0).standard_normal((64, 64), np.float32)
+    clean = table.copy()
+    table[1, 5], table[3, 60] = np.nan, np.inf
+    found = []
+    for values in (clean, table):
+        others = Table(RandomWeights(program, "F32"), values)
+        weights = OneMatrix(RandomWeights(program, "Q8_0"), others)
+        run = native(program, weights, isa, scales="channel")
+        found.append(run.logits(batch(Piece(np.arange(6), 0, 6, range(1)))))
+    good = [0, 2, 4, 5]
+    assert bits(found[0][good]) == bits(found[1][good])
+    assert not np.isfinite(found[1][[1, 3]]).any()
 
 
 @every_set

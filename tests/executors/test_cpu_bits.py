@@ -33,10 +33,12 @@ CUTS = {
     "at the segment": [0, 256, LAW_LENGTH],
     "uneven": [0, 1, 40, 257, 289, LAW_LENGTH],
 }
-LAWFUL = {
-    "4-bit, group of 3": ("Q4_1", {"heads": 6, "kv_heads": 2, "window": 100}),
-    "int8, group of 1": ("Q8_0", {"heads": 4, "kv_heads": 4, "bias": True}),
-    "bf16, group of 8": ("BF16", {"heads": 8, "kv_heads": 1, "width": 72, "inner": 50}),
+LAWFUL: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "4-bit, group of 3": ("Q4_1", "group", {"heads": 6, "kv_heads": 2, "window": 100}),
+    "int8, group of 1": ("Q8_0", "group", {"heads": 4, "kv_heads": 4, "bias": True}),
+    "bf16, group of 8": ("BF16", "group", {"heads": 8, "kv_heads": 1, "width": 72, "inner": 50}),
+    "4-bit, one scale": ("Q4_1", "channel", {"heads": 6, "kv_heads": 2, "width": 96}),
+    "int8, one scale": ("Q8_0", "channel", {"heads": 4, "kv_heads": 4, "bias": True}),
 }
 LAW_FORMATS = [*((isa, "bfloat16") for isa in SETS), (SETS[0], "float32")]
 
@@ -49,9 +51,11 @@ class Lawful:
     weights: Any
     isa: str
     kv_dtype: str
+    scales: str
 
     def executor(self, **settings: Any) -> Any:
         common = {"kv_dtype": self.kv_dtype, "num_blocks": 64, "num_threads": 2}
+        common["scales"] = self.scales
         return native(self.program, self.weights, self.isa, **(common | settings))
 
     def whole(self, **settings: Any) -> bytes:
@@ -66,9 +70,9 @@ class Lawful:
 )
 def lawful(request) -> Iterator[tuple[Lawful, bytes]]:
     name, isa, kv_dtype = request.param
-    dtype, shape = LAWFUL[name]
+    dtype, scales, shape = LAWFUL[name]
     program = network(**shape)
-    case = Lawful(program, RandomWeights(program, dtype), isa, kv_dtype)
+    case = Lawful(program, RandomWeights(program, dtype), isa, kv_dtype, scales)
     return case, case.whole()
 
 

@@ -18,7 +18,7 @@ from octavo.engine.resolve import CacheSettings
 from octavo.errors import SettingError, UnsupportedModelError
 from octavo.executors.cpu import CPUExecutor, check_supported
 from octavo.executors.executor import Executor
-from octavo.executors.packing import packed_bytes
+from octavo.executors.packing import packed_bytes, scales_for
 from octavo.executors.reference import ReferenceExecutor
 from octavo.models.registry import WeightReader
 from octavo.native import library, why_missing
@@ -42,8 +42,10 @@ class Backend:
         if self.instruction_set is None:
             item = np.dtype(self.dtype).itemsize
             return item * sum(map(math.prod, program.parameters.values()))
+        scales = scales_for(self.instruction_set)
         return sum(
-            packed_bytes(shape, weights.dtype(name)) for name, shape in program.parameters.items()
+            packed_bytes(shape, weights.dtype(name), scales)
+            for name, shape in program.parameters.items()
         )
 
     def build(

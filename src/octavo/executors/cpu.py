@@ -21,7 +21,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.executors.arithmetic import SEGMENT
 from octavo.executors.executor import Batch, StepResult
 from octavo.executors.limits import BatchLimits
-from octavo.executors.packing import HugePages, PackedMatrix, pack
+from octavo.executors.packing import HugePages, PackedMatrix, Scales, pack, scales_for
 from octavo.executors.pages import Seal
 from octavo.executors.sampling import sample_tiles
 from octavo.executors.values import place_values
@@ -58,7 +58,8 @@ class CPUExecutor:
     """An `Executor` over the native library.
 
     instruction_set: one of `library.instruction_sets()`; it decides the bits. num_threads: how many
-    compute. max_rows: most tokens per step. max_positions: most positions of a sequence.
+    compute. max_rows: most tokens per step. max_positions: most positions of a sequence. scales: of
+    packed integer weights; by default those that are faster.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class CPUExecutor:
         instruction_set: str,
         num_threads: int,
         clock: Callable[[], float],
+        scales: Scales | None = None,
         weights_digest: str = "",
     ) -> None:
         check_supported(program)
@@ -89,7 +91,8 @@ class CPUExecutor:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.program = fuse(program)
-        parts = ["cpu", instruction_set, platform.machine(), f"kv-{kv_dtype}"]
+        scales = scales or scales_for(instruction_set)
+        parts = ["cpu", instruction_set, platform.machine(), f"kv-{kv_dtype}", f"{scales}-scales"]
         parts += [f"program-{self.program.digest}", f"weights-{weights_digest}"]
         self.fingerprint = " ".join(parts)
         self._clock = clock
@@ -103,7 +106,7 @@ class CPUExecutor:
             instruction_set, self.pages.ctypes.data, group.layers, block_size, group.kv_heads,
             group.head_dim, element, max_rows, num_threads,
         )  # fmt: skip
-        recorder = _Recorder(library, self.program, weights, max_rows, max_positions)
+        recorder = _Recorder(library, self.program, weights, scales, max_rows, max_positions)
         for op in self.program.operations[:-1]:
             recorder.record(op, self._tape)
         self._select = recorder.select
@@ -182,10 +185,17 @@ class _Recorder:
     """Turns operations into a tape; holds what the tape points into."""
 
     def __init__(
-        self, library: Any, program: Program, weights: Weights, max_rows: int, max_positions: int
+        self,
+        library: Any,
+        program: Program,
+        weights: Weights,
+        scales: Scales,
+        max_rows: int,
+        max_positions: int,
     ) -> None:
         self._library = library
         self._weights = weights
+        self._scales = scales
         self._positions = max_positions
         self.values = place_values(program, max_rows, min(max_rows, HEAD_ROWS))
         self.kept: list[Any] = list(self.values.values())
@@ -230,7 +240,9 @@ class _Recorder:
                 return dequantize(flat, dtype).reshape(len(some), inputs)
 
             shape = (len(rows), inputs)
-            packed = pack(self._library, shape, dtype.value, rows, floats, self._memory)
+            packed = pack(
+                self._library, shape, dtype.value, rows, floats, self._scales, self._memory
+            )
             self._matrices[name] = packed
             self.kept.append(packed.panels)
         address = packed.panels.ctypes.data

@@ -1,8 +1,8 @@
 """Weights in the few layouts that the native library computes with.
 
-Decides which layout each stored type becomes. Types of 4 bits stay exactly what they are; finer
-integers become 8 bits in groups of 32, whose steps are smaller than their own; floats become
-bfloat16. The layouts are told in csrc/pack.h.
+Decides which layout each stored type becomes: floats become bfloat16, integers keep 4 bits or
+become 8. With scales by group they are as exact as they were, with one scale per output ("channel")
+rounded to 8 bits, and their activations to 16 instead of 8. The layouts are told in csrc/pack.h.
 
 Invariant: a packed matrix is made once, from slices of rows, so temporaries stay small.
 """
@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Format = Literal["bf16", "int8_group", "int4_group"]
+Format = Literal["bf16", "int8", "int4", "int8_group", "int4_group"]
+Scales = Literal["channel", "group"]
 Bytes = NDArray[np.uint8]
 
 PANEL = 16
@@ -39,7 +40,12 @@ class PackedMatrix:
         return self.panels.size / (self.outputs * self.inputs)
 
 
-def packed_bytes(shape: tuple[int, ...], dtype: str) -> int:
+def scales_for(instruction_set: str) -> Scales:
+    """Return the scales that are faster: tiles multiply long integer sums, and floats slowly."""
+    return "channel" if instruction_set == "amx" else "group"
+
+
+def packed_bytes(shape: tuple[int, ...], dtype: str, scales: Scales) -> int:
     """Return what a parameter takes once packed; vectors stay float32."""
     if len(shape) == 1:
         return 4 * shape[0]
@@ -49,17 +55,21 @@ def packed_bytes(shape: tuple[int, ...], dtype: str) -> int:
         -(-outputs // PANEL)
         * {
             "bf16": -(-inputs // 2) * 64,
+            "int8": 64 + -(-groups // 2) * 1024,
+            "int4": 64 + groups * (4 * 64 + 64),
             "int8_group": groups * (8 * 64 + 32),
             "int4_group": groups * (4 * 64 + 64),
-        }[format_of(dtype)]
+        }[format_of(dtype, scales)]
     )
 
 
-def format_of(dtype: str) -> Format:
+def format_of(dtype: str, scales: Scales) -> Format:
     """Return the layout that a stored type becomes."""
     if dtype in _FLOAT_TYPES:
         return "bf16"
-    return "int4_group" if dtype in _SPLITTERS else "int8_group"
+    if dtype in _SPLITTERS:
+        return "int4" if scales == "channel" else "int4_group"
+    return "int8" if scales == "channel" else "int8_group"
 
 
 class HugePages:
@@ -103,6 +113,7 @@ def pack(
     dtype: str,
     raw: Bytes,
     floats: Callable[[Bytes], Any],
+    scales: Scales,
     memory: HugePages | None = None,
 ) -> PackedMatrix:
     """Pack a stored matrix.
@@ -111,7 +122,8 @@ def pack(
     memory: where it shall lie; shared by the matrices of a model.
     """
     outputs, inputs = shape
-    split, chosen = _SPLITTERS.get(dtype), format_of(dtype)
+    split, chosen = _SPLITTERS.get(dtype), format_of(dtype, scales)
+    function = getattr(library, f"pack_{chosen}")
     num_panels = -(-outputs // PANEL)
     size = num_panels * library.panel_bytes(chosen, inputs)
     panels = memory.zeros(size) if memory else np.zeros(size, np.uint8)
@@ -121,10 +133,9 @@ def pack(
         if split:
             parts = [np.ascontiguousarray(part) for part in split(rows)]
             at = [part.ctypes.data for part in parts]
-            library.pack_int4(*at, first, len(rows), inputs, address)
+            function(*at, first, len(rows), inputs, address)
         else:
             values = np.ascontiguousarray(floats(rows), np.float32)
-            function = library.pack_bf16 if chosen == "bf16" else library.pack_int8
             function(values.ctypes.data, first, len(rows), inputs, address)
     return PackedMatrix(panels, outputs, inputs, chosen)
 

@@ -1,0 +1,237 @@
+// Products with one scale per output and integer sums over all inputs (formats int8 and int4).
+//
+//     out[row][output] = float(sum of weight * activation) * output scale * row scale
+//
+// Weights are whole numbers of at most 8 bits, activations of 16; a row's scale is such that no sum leaves
+// 32 bits, so sums are exact, and the same however they are computed. A 4-bit code is multiplied out:
+// weight = (code * multiplier + 64) / 128 - CENTER + offset, with a multiplier and an offset per output and
+// group of 32; the offsets, zi + zf / 256 + CENTER, meet the groups' sums S as zi * S + zf * (S / 256).
+// Tiles are R rows x one panel. Limits: one row, memory; many, 14 vector operations per 128 codes, of which
+// 4 are repeated for each row (32 products each).
+
+#pragma once
+
+#include "products.h"
+
+namespace {
+
+typedef uint16_t ShortPart __attribute__((vector_size(PART * 4)));  // two inputs of each lane
+
+constexpr int CENTER = octavo::INT4_CENTER;
+
+// --- activations ----------------------------------------------------------------------------------
+
+// The scale of a row, such that: a value fits into two signed bytes, and so does a group's sum; 255 times the
+// sum of all magnitudes fits into 32 bits. Rounding can add half per input, hence what is subtracted.
+float channel_scale(const Activations& rows, const float* x) {
+    Floats top{}, total{};
+    float group = 0;
+    for (int begin = 0; begin < rows.width; begin += GROUP) {
+        const int rest = rows.width - begin;
+        const Floats a = load_some(x + begin, rest);
+        const Floats b = rest > LANES ? load_some(x + begin + LANES, rest - LANES) : Floats{};
+        const Floats p = maximum(a, -a), q = maximum(b, -b);
+        top = maximum(top, maximum(p, q));
+        total = total + (p + q);
+        const float sum_of_group = std::fabs(sum(a + b));
+        group = group > sum_of_group ? group : sum_of_group;
+    }
+    const float all = sum(total) / (8.3e6f - float(rows.width));
+    const float widest = largest(top) / 32600.0f, sums = group / 32600.0f;
+    const float scale = widest > sums ? widest : sums;
+    // A NaN among the inputs is in `all`, and stays.
+    return scale > all ? scale : all;
+}
+
+// Calls put(index, 16 values) for each 16 inputs, and end(group, sum) for each group; returns the sum of all.
+template <class Put, class End>
+INLINE int32_t quantize_channel(const Activations& rows, const float* x, float scale, Put&& put, End&& end) {
+    const Floats inverse = splat(scale > 0 ? 1.0f / scale : 0.0f);
+    int32_t all = 0;
+    for (int g = 0; g < rows.groups; ++g) {
+        const int begin = g * GROUP, rest = rows.width - begin;
+        const Floats a = nearest(load_some(x + begin, rest) * inverse);
+        const Floats b = rest > LANES ? nearest(load_some(x + begin + LANES, rest - LANES) * inverse) : Floats{};
+        put(begin, a), put(begin + LANES, b);
+        const int32_t total = int32_t(sum(a + b));
+        end(g, total);
+        all += total;
+    }
+    return all;
+}
+
+void channel_row(const Activations& rows, int row) {
+    const float* x = rows.x + int64_t(row) * rows.stride;
+    int16_t* shorts = rows.shorts + int64_t(row) * rows.groups * GROUP;
+    int16_t* sums = rows.group_sums + int64_t(row) * rows.groups * 2;
+    rows.row_scales[row] = channel_scale(rows, x);
+    rows.row_sums[row] = quantize_channel(
+        rows, x, rows.row_scales[row], [=](int i, Floats v) { store_shorts(shorts + i, v); },
+        [=](int g, int32_t sum) { sums[2 * g] = int16_t(sum), sums[2 * g + 1] = int16_t((sum + 128) >> 8); });
+}
+
+[[maybe_unused]] void prepare_any_row(Format format, const Activations& rows, int row) {
+    octavo::is_channel(format) ? channel_row(rows, row) : prepare_row(format, rows, row);
+}
+
+// --- weights --------------------------------------------------------------------------------------
+
+// Add for each lane the products of its two weights with the two inputs in `pair`.
+INLINE WordPart add_pair(WordPart sums, ShortPart weights, int32_t pair) {
+#if defined(__AVX512VNNI__)
+    return (WordPart)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(pair));
+#elif defined(__AVX2__)
+    return sums + (WordPart)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(pair));
+#elif defined(__SSE2__)
+    return sums + (WordPart)_mm_madd_epi16((__m128i)weights, _mm_set1_epi32(pair));
+#else
+    const IntPart w = (IntPart)weights, p = pair - IntPart{};
+    return sums + (WordPart)((w << 16 >> 16) * (p << 16 >> 16)) + (WordPart)((w >> 16) * (p >> 16));
+#endif
+}
+
+// What a group's codes are multiplied with: each lane's number twice, and sixteen times it.
+struct Multipliers {
+    ShortPart once, by_16;
+
+    Multipliers(const uint8_t* block, int part) {
+        typedef uint16_t Stored __attribute__((vector_size(PART * 2)));
+        Stored stored;
+        load_to(stored, block + 256 + part * PART * 2);
+        const WordPart wide = __builtin_convertvector(stored, WordPart);
+        once = (ShortPart)(wide | wide << 16);
+        by_16 = once << 4;
+    }
+};
+
+// (code * multiplier + 64) / 128 for the codes in bits 4 j to 4 j + 3 of each half lane: 0 to 240.
+template <int j>
+INLINE ShortPart multiply_codes(ShortPart codes, const Multipliers& by) {
+#if defined(__AVX2__)
+    // Rounded (a * b) / 2^15: a code may stand in bits 4-7 or 8-11.
+    const ShortPart at = j == 0 ? codes << 4 : j == 3 ? codes >> 4 : codes;
+    constexpr uint16_t MASK = j < 2 ? 0x00f0 : 0x0f00;
+    const ShortPart a = at & MASK, b = j < 2 ? by.by_16 : by.once;
+#if defined(__AVX512F__)
+    return (ShortPart)_mm512_mulhrs_epi16((__m512i)a, (__m512i)b);
+#else
+    return (ShortPart)_mm256_mulhrs_epi16((__m256i)a, (__m256i)b);
+#endif
+#else
+    return ((codes >> 4 * j & 15) * by.once + 64) >> 7;
+#endif
+}
+
+// Each lane's (zi, zf) of a group.
+INLINE ShortPart load_offsets(const uint8_t* block, int part) {
+    typedef int8_t Stored __attribute__((vector_size(PART * 2)));
+    typedef int16_t Wide __attribute__((vector_size(PART * 4)));
+    Stored stored;
+    load_to(stored, block + 288 + part * PART * 2);
+    return (ShortPart)__builtin_convertvector(stored, Wide);
+}
+
+// Call add(weights, index of the first of their two inputs) for all inputs of a group.
+template <Format format, class Add>
+INLINE void each_pair(const uint8_t* block, int part, Add&& add) {
+    ShortPart x;
+    if constexpr (format == Format::int4) {
+        const Multipliers by(block, part);
+        UNROLL for (int i = 0; i < 4; ++i) {
+            load_to(x, block + 64 * i + 4 * PART * part);
+            add(multiply_codes<0>(x, by), 8 * i), add(multiply_codes<1>(x, by), 8 * i + 2);
+            add(multiply_codes<2>(x, by), 8 * i + 4), add(multiply_codes<3>(x, by), 8 * i + 6);
+        }
+    } else {
+        typedef int16_t Signed __attribute__((vector_size(PART * 4)));
+        UNROLL for (int i = 0; i < 8; ++i) {
+            load_to(x, block + 64 * i + 4 * PART * part);
+            add((ShortPart)((Signed)(x << 8) >> 8), 4 * i), add((ShortPart)((Signed)x >> 8), 4 * i + 2);
+        }
+    }
+}
+
+INLINE int32_t pair_at(const int16_t* from) {
+    int32_t pair;
+    std::memcpy(&pair, from, 4);
+    return pair;
+}
+
+// --- tiles ----------------------------------------------------------------------------------------
+
+// The last step, the same wherever the sums come from.
+INLINE Part scale_sums(WordPart sums, Part scales, float row_scale) {
+    Part scale;
+    splat_to(scale, row_scale);
+    return __builtin_convertvector((IntPart)sums, Part) * scales * scale;
+}
+
+template <Format format, int R>
+void channel_tile(const Matrix& m, const Activations& rows, int row, int count, int panel, const float* bias,
+                  float* out, int stride) {
+    // Sums that do not wait for each other.
+    constexpr int CHAINS = R == 1 ? 4 : R == 2 ? 2 : 1;
+    constexpr int BLOCK = format == Format::int4 ? octavo::CHANNEL_INT4_BLOCK : octavo::CHANNEL_INT8_BLOCK;
+    const uint8_t* scales = m.panels + panel * octavo::panel_bytes(format, m.inputs);
+    const uint8_t* block = scales + octavo::CHANNEL_SCALES;
+    WordPart acc[R][PARTS][CHAINS] = {};
+    const int16_t *in[R], *group_sums[R];
+    UNROLL for (int r = 0; r < R; ++r) {
+        const int64_t at = row + (r < count ? r : 0);
+        in[r] = rows.shorts + at * rows.groups * GROUP, group_sums[r] = rows.group_sums + at * rows.groups * 2;
+        if (format == Format::int4)
+            for (int part = 0; part < PARTS; ++part) acc[r][part][0] -= uint32_t(CENTER * rows.row_sums[at]);
+    }
+    for (int g = 0; g < rows.groups; ++g, block += BLOCK) {
+        prefetch(block + AHEAD, BLOCK);
+        UNROLL for (int part = 0; part < PARTS; ++part) {
+            each_pair<format>(block, part, [&](ShortPart weights, int i) __attribute__((always_inline)) {
+                UNROLL for (int r = 0; r < R; ++r) {
+                    WordPart& sums = acc[r][part][i / 2 % CHAINS];
+                    sums = add_pair(sums, weights, pair_at(in[r] + g * GROUP + i));
+                }
+            });
+            if constexpr (format == Format::int4) {
+                const ShortPart offsets = load_offsets(block, part);
+                UNROLL for (int r = 0; r < R; ++r)
+                    acc[r][part][0] = add_pair(acc[r][part][0], offsets, pair_at(group_sums[r] + 2 * g));
+            }
+        }
+    }
+    for (int r = 0; r < count; ++r) {
+        Part sums[PARTS];
+        UNROLL for (int part = 0; part < PARTS; ++part) {
+            WordPart all = acc[r][part][0];
+            UNROLL for (int c = 1; c < CHAINS; ++c) all += acc[r][part][c];
+            Part scale;
+            load_to(scale, scales + part * sizeof scale);
+            sums[part] = scale_sums(all, scale, rows.row_scales[row + r]);
+        }
+        store_outputs(sums, bias, out + int64_t(row + r) * stride, panel * LANES, m.outputs);
+    }
+}
+
+template <int R>
+Tile channel_tile_of(Format format) {
+    return format == Format::int4 ? channel_tile<Format::int4, R> : channel_tile<Format::int8, R>;
+}
+
+[[maybe_unused]] void channel_product(const Matrix& m, const Activations& rows, int num_rows, int first, int end,
+                                      const float* bias, float* out, int stride) {
+    const Tile tiles[] = {channel_tile_of<1>(m.format), channel_tile_of<2>(m.format), channel_tile_of<4>(m.format),
+                          channel_tile_of<TILE_ROWS>(m.format)};
+    for (int panel = first; panel < end; ++panel) {
+        for (int r = 0; r < num_rows; r += TILE_ROWS) {
+            const int count = num_rows - r < TILE_ROWS ? num_rows - r : TILE_ROWS;
+            tiles[count == 1 ? 0 : count == 2 ? 1 : count <= 4 ? 2 : 3](m, rows, r, count, panel, bias, out, stride);
+        }
+    }
+}
+
+[[maybe_unused]] void any_product(const Matrix& m, const Activations& rows, int num_rows, int first, int end,
+                                  const float* bias, float* out, int stride) {
+    const auto function = octavo::is_channel(m.format) ? channel_product : product;
+    function(m, rows, num_rows, first, end, bias, out, stride);
+}
+
+}  // namespace
