@@ -13,6 +13,7 @@ from typing import NamedTuple
 from benchmarks.peers.engines import Command, Engine, EngineError, now
 from benchmarks.peers.figures import Figures, figures_of
 from benchmarks.peers.peer import Peer
+from benchmarks.peers.process import other_cpu_seconds
 from benchmarks.peers.record import Record, RunResult
 from benchmarks.peers.work import VOCABULARY, Work
 from octavo.planning.throughput import Load
@@ -121,13 +122,15 @@ class Comparison:
         await engine.run(warm, streams=1, output_tokens=tokens, limit=self._limit)
         if shared:  # its blocks are in the cache from here on
             await engine.run([shared], streams=1, output_tokens=1, limit=self._limit)
+        before = other_cpu_seconds(engine.tree)
         seen = await engine.run(
             prompts, streams=load.streams, output_tokens=load.output_tokens, limit=self._limit
         )
-        return figures_of(seen), seen.cut
+        others = max(0.0, other_cpu_seconds(engine.tree) - before) / seen.seconds
+        return {**figures_of(seen), "other_cpus": others}, seen.cut
 
     async def _measure_start(self, peer: Peer, command: Command) -> Figures:
-        begun = now()
+        begun, before = now(), other_cpu_seconds(None)
         engine = await self._start(peer, command)
         try:
             ready = now()
@@ -135,8 +138,10 @@ class Comparison:
             weighing = now() - ready
             first = (await self._answer(engine, _FIRST))[0]
             await self._answer(engine, _SECOND)
+            seconds = now() - begun
             return {
-                "seconds": now() - begun,
+                "seconds": seconds,
+                "other_cpus": max(0.0, other_cpu_seconds(engine.tree) - before) / seconds,
                 "ready_s": ready - begun,
                 "start_s": first - begun - weighing,
                 "loaded_gb": loaded / 1e9,
@@ -164,4 +169,5 @@ def _tell(work: Work, result: RunResult) -> None:
         if row.figure in result.figures
     )
     cut = " (cut)" if result.cut else ""
+    cut += " (disturbed)" if result.was_disturbed else ""
     print(f"[{work.name} {result.repeat}: {result.peer}: {shown}{cut}]", file=sys.stderr)

@@ -35,7 +35,9 @@ def pss_bytes(rollup: str) -> int:
 
 
 class Stat(NamedTuple):
-    """What a `stat` says of a process: state, parent, and when it started, in ticks of the system.
+    """What a `stat` says of a process: state, parent, when it started, and CPU time, in ticks.
+
+    The time of children that ended and were waited for, such as a compiler's, is the parent's.
 
     An id and its start together are one process for ever; an id alone is used again.
     """
@@ -43,12 +45,35 @@ class Stat(NamedTuple):
     state: str
     parent: int
     started: int
+    ticks: int
 
     @classmethod
     def of(cls, text: str) -> "Stat":
         """Read a `stat`; the name in it may hold anything."""
         fields = text.rpartition(")")[2].split()
-        return cls(fields[0], int(fields[1]), int(fields[19]))
+        return cls(fields[0], int(fields[1]), int(fields[19]), sum(map(int, fields[11:15])))
+
+
+def busy_ticks(stat: str) -> int:
+    """Return the CPU time that all processes have used, from the text of /proc/stat.
+
+    Its first line: user, nice, system, idle, waiting, interrupts, soft interrupts, stolen, ...
+    Raises ValueError if it is not there.
+    """
+    name, *numbers = stat.partition("\n")[0].split()
+    if name != "cpu" or len(numbers) < 8:
+        raise ValueError("there is no sum of all CPUs")
+    user, nice, system, _, _, interrupts, soft, stolen = map(int, numbers[:8])
+    return user + nice + system + interrupts + soft + stolen
+
+
+def other_cpu_seconds(tree: "ProcessTree | None") -> float:
+    """Return the CPU time that all have used but for an engine and this process.
+
+    The difference of two calls is what disturbed the engine in between; before it starts, None.
+    """
+    total = busy_ticks((_PROC / "stat").read_text()) / os.sysconf("SC_CLK_TCK")
+    return total - sum(os.times()[:2]) - (tree.cpu_seconds() if tree else 0.0)
 
 
 def descendants(root: int, parents: Mapping[int, int]) -> list[int]:
@@ -132,6 +157,10 @@ class ProcessTree:
             with contextlib.suppress(OSError):
                 total += pss_bytes((_PROC / str(process) / "smaps_rollup").read_text())
         return total
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time that its processes have used."""
+        return sum(stat.ticks for stat in self._members().values()) / os.sysconf("SC_CLK_TCK")
 
     def pause(self) -> None:
         """Stop all its processes where they are: an idle engine may still spin."""

@@ -13,6 +13,8 @@ from typing import Any
 from benchmarks.peers.figures import Figures, Spread
 
 FORMAT = 1
+# CPUs, on average over a run, that others may use before it counts as disturbed.
+DISTURBED_CPUS = 0.15
 Json = dict[str, Any]
 
 
@@ -30,6 +32,11 @@ class RunResult:
     figures: Figures = field(default_factory=dict)
     cut: bool = False
     error: str | None = None
+
+    @property
+    def was_disturbed(self) -> bool:
+        """Whether something else used the CPUs meanwhile: some engines then fall to a third."""
+        return self.figures.get("other_cpus", 0) > DISTURBED_CPUS
 
 
 class Record:
@@ -90,7 +97,7 @@ class Record:
         self.peers[peer]["commands"][work] = command
 
     def add(self, run: RunResult) -> None:
-        """Keep a run; an earlier one that failed in its place is forgotten."""
+        """Keep a run; an earlier one in its place, which failed or was disturbed, is forgotten."""
         self.runs = [old for old in self.runs if _place(old) != _place(run)]
         self.runs.append(run)
         self.save()
@@ -99,8 +106,9 @@ class Record:
         """Return whether a run is still to be made.
 
         Not if it was, nor if an earlier repeat took more seconds than `limit`: once is enough.
+        What failed or was disturbed is made again.
         """
-        made = [run for run in self.runs_of(work, peer) if not run.error]
+        made = [r for r in self.runs_of(work, peer) if not r.error and not r.was_disturbed]
         return not any(
             run.repeat == repeat or run.cut or run.figures.get("seconds", 0) > limit for run in made
         )

@@ -1,7 +1,7 @@
 """A record as Markdown: the table, and under it what the figures depend on.
 
-Decides which engine is Octavo's entry and how a cell looks. Invariant: every failure and every cut
-run of the record is told.
+Decides which engine is Octavo's entry and how a cell looks. Invariant: every failure, and
+every run that was cut or disturbed, is told.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,8 @@ def _cell(record: Record, work: str, peer: str, row: Row) -> str:
     if spread is None:
         return "failed" if any(run.error for run in runs) else "-"
     cut = " (cut)" if any(run.cut for run in runs) else ""
-    return spread.text(row.digits) + cut
+    disturbed = " (disturbed)" if any(run.was_disturbed for run in runs) else ""
+    return spread.text(row.digits) + cut + disturbed
 
 
 def _ratio(record: Record, shown: Sequence[str], work: str, row: Row) -> str:
@@ -79,6 +80,9 @@ def _notes(record: Record) -> Iterator[str]:
     for run in record.runs:
         if run.error:
             yield f"- {run.work} by {run.peer}, run {run.repeat} failed: {run.error}"
+        if run.was_disturbed:
+            others = f"{run.figures['other_cpus']:.1f} CPUs"
+            yield f"- {run.work} by {run.peer}, run {run.repeat}: others used {others} meanwhile."
         if run.cut:
             yield f"- {run.work} by {run.peer} was cut after {run.figures['seconds']:.0f} s."
 

@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-from benchmarks.peers.process import ProcessTree, Stat, descendants, pss_bytes
+from benchmarks.peers.process import (
+    ProcessTree,
+    Stat,
+    busy_ticks,
+    descendants,
+    other_cpu_seconds,
+    pss_bytes,
+)
 
 ROLLUP = "00400000-7fff [rollup]\nRss:  1200 kB\nPss:    321 kB\nPss_Dirty:  7 kB\n"
 
@@ -22,7 +29,7 @@ def test_a_rollup_without_a_pss_in_kilobytes_is_refused(text):
 
 def test_parent_and_start_are_found_behind_a_name_with_blanks_and_brackets():
     text = "12 (a) b (c) S 7 " + " ".join(map(str, range(5, 53)))
-    assert Stat.of(text) == Stat("S", 7, 22)
+    assert Stat.of(text) == Stat("S", 7, 22, 14 + 15 + 16 + 17)
 
 
 def test_a_tree_has_children_and_theirs_and_no_one_else():
@@ -117,3 +124,41 @@ def test_a_child_in_a_session_of_its_own_is_ended_too(tmp_path):
         return child
 
     assert not is_running(asyncio.run(go()))
+
+
+def test_busy_is_all_but_idle_and_waiting():
+    assert busy_ticks("cpu  1 2 4 1000 2000 8 16 32 5 5\ncpu0 1 1 1 1 1 1 1 1\n") == 63
+
+
+@pytest.mark.parametrize(
+    "text", ["", "cpu0 1 2 3 4 5 6 7 8\n", "cpu 1 2 3\n", "cpu a b c d e f g h\n"]
+)
+def test_a_sum_of_all_cpus_that_is_not_there_is_refused(text):
+    with pytest.raises(ValueError):
+        busy_ticks(text)
+
+
+SPIN = """
+import time
+input()
+while time.process_time() < 1: pass
+print(flush=True)
+input()
+"""
+
+
+def test_an_engines_own_work_is_not_that_of_others(tmp_path):
+    """One of two processes works for a second: to the other, and to nobody else, that is others'."""
+
+    async def go():
+        busy, idle = await start(tmp_path, SPIN), await start(tmp_path, SPIN)
+        before = other_cpu_seconds(busy), other_cpu_seconds(idle)
+        await busy.write_line("")
+        await busy.read_line()
+        own, seen = other_cpu_seconds(busy) - before[0], other_cpu_seconds(idle) - before[1]
+        await busy.stop()
+        await idle.stop()
+        return own, seen
+
+    own, seen = asyncio.run(go())
+    assert seen - own == pytest.approx(1.0, abs=0.2)

@@ -36,6 +36,17 @@ def test_a_run_that_failed_is_made_again_and_its_error_is_forgotten(path):
     assert record.runs == [RUN]
 
 
+def test_a_run_that_was_disturbed_is_made_again_even_if_it_was_cut(path):
+    record = Record.open(path, BEGUN)
+    disturbed = replace(RUN, cut=True, figures={"rate": 1.0, "other_cpus": 0.8})
+    record.add(disturbed)
+    assert disturbed.was_disturbed
+    assert record.needs("w", "p", 1, 60.0)
+    record.add(replace(RUN, figures={"rate": 2.0, "other_cpus": 0.02}))
+    assert not record.needs("w", "p", 1, 60.0)
+    assert record.spread("w", "p", "rate") == (2.0, 2.0, 2.0)
+
+
 @pytest.mark.parametrize(
     ("fields", "is_repeated"),
     [

@@ -83,3 +83,11 @@ def test_a_table_of_no_runs_has_dashes(record):
 def test_without_others_there_is_no_ratio(record):
     add(record, "octavo", 10.0)
     assert "| 10.0 | - | - | - |" in rows(record)[0]
+
+
+def test_a_run_that_was_disturbed_is_marked_and_told(record):
+    figures = {"rate": 10.0, "other_cpus": 0.84}
+    record.add(RunResult(work="w", peer="a", repeat=2, figures=figures))
+    text = render(record, [WORK])
+    assert "10.0 (disturbed)" in text
+    assert "w by a, run 2: others used 0.8 CPUs meanwhile" in text
