@@ -148,7 +148,7 @@ input()
 
 
 def test_an_engines_own_work_is_not_that_of_others(tmp_path):
-    """One of two processes works for a second: to the other, and to nobody else, that is others'."""
+    """One of two processes works for a second: only to the other one is that the work of others."""
 
     async def go():
         busy, idle = await start(tmp_path, SPIN), await start(tmp_path, SPIN)
