@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/isa/*)
 WORKERS ?= 2
 
-.PHONY: help test test-slow test-lower sanitize check format law cases paging cache-gain docs golden clean
+.PHONY: help test test-slow test-lower sanitize check format law cases paging cache-gain bench docs golden clean
 
 help: ## show this menu
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -60,6 +60,12 @@ paging: $(READY) ## waste, concurrency, sharing and scheduler cost on real trace
 
 cache-gain: $(READY) ## generating with and without the KV cache, in flops and seconds
 	$(BIN)/python benchmarks/cache_gain.py
+
+WORK ?=
+PEERS ?=
+BENCH ?=
+bench: $(READY) ## Octavo and its peers side by side; WORK="decode-8 start" PEERS="octavo llama" BENCH=--quick
+	$(BIN)/python -m benchmarks.peers --work "$(WORK)" --peers "$(PEERS)" $(BENCH)
 
 docs: $(READY) ## build the documentation into site/
 	$(BIN)/python tools/reference_docs.py
