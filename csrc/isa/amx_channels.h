@@ -58,13 +58,13 @@ void channel_planes(const Activations& rows, int row) {
         });
 }
 
-// The weights of some groups of a panel as blocks of signed bytes, and their offsets after them.
+// The weights of some groups of a panel as blocks of signed bytes, and their offsets after them. Half of the last
+// block may be anything: activations are zero there.
 struct Bytes {
     alignas(64) int8_t blocks[CHUNK_BLOCKS + CHUNK_GROUPS / GROUPS_PER_OFFSETS][TILE][DEPTH_BYTES];
 
     void unpack(const uint8_t* packed, int groups) {
         const int num_blocks = blocks_of(groups), num_offsets = offset_blocks_of(groups);
-        if (groups % 2) std::memset(blocks[num_blocks - 1][8], 0, 8 * DEPTH_BYTES);
         std::memset(blocks[num_blocks], 0, size_t(num_offsets) * BLOCK_BYTES);
         for (int g = 0; g < groups; ++g, packed += octavo::CHANNEL_INT4_BLOCK) {
             prefetch(packed + AHEAD, octavo::CHANNEL_INT4_BLOCK);

@@ -87,6 +87,13 @@ def same_bits(format_: str) -> list[str]:
     return [isa for isa in SETS if isa not in others]
 
 
+def test_sets_that_are_emulated_come_after_those_of_the_machine():
+    assert library is not None
+    real = [isa for isa in SETS if isa not in library.emulated]
+    assert [*real, *library.emulated] == SETS
+    assert real[-1] == "generic"
+
+
 @pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("format_", FORMATS)
 def test_every_instruction_set_of_one_order_has_the_same_bits(format_, inputs):
@@ -171,9 +178,7 @@ def test_a_last_group_that_is_not_whole_is_padded_with_zeros(isa, inputs):
     rows = activations(50, inputs)[:20]
     for format_, error in (("bf16", 2.0**-7), ("int8", 0.02), ("int8_group", 0.04)):
         panels = np.zeros(2 * library.panel_bytes(format_, inputs), np.uint8)
-        getattr(library, f"pack_{format_}")(
-            values.ctypes.data, 0, 20, inputs, panels.ctypes.data
-        )
+        getattr(library, f"pack_{format_}")(values.ctypes.data, 0, 20, inputs, panels.ctypes.data)
         found = product(isa, rows, [PackedMatrix(panels, 20, inputs, format_)])  # type: ignore[arg-type]
         expected = rows.astype(np.float64) @ values.T.astype(np.float64)
         norms = np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(values, axis=1)
