@@ -35,6 +35,7 @@ INTEGERS = {
 }
 OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"}
 SWITCHES = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
+OBJECTS = ("structured_outputs", "reasoning")  # tested in engine/test_grammar.py
 LISTS = ("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words")
 
 
@@ -80,12 +81,14 @@ def test_defaults_are_those_that_vllm_documents():
         "allowed_token_ids": None,
         "bad_words": None,
         "truncate_prompt_tokens": None,
+        "structured_outputs": None,
+        "reasoning": None,  # Octavo's own
     }
 
 
 def test_every_field_is_covered_here():
     fields = {f.name for f in dataclasses.fields(SamplingParams)}
-    assert fields == {*NUMBERS, *INTEGERS, *SWITCHES, *LISTS}
+    assert fields == {*NUMBERS, *INTEGERS, *SWITCHES, *LISTS, *OBJECTS}
 
 
 class TestNumbers:

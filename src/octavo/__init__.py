@@ -10,7 +10,12 @@ if TYPE_CHECKING:
     from octavo.config import EngineConfig
     from octavo.errors import OctavoError
     from octavo.llm import LLM
-    from octavo.request import CompletionOutput, RequestOutput, SamplingParams
+    from octavo.request import (
+        CompletionOutput,
+        RequestOutput,
+        SamplingParams,
+        StructuredOutputs,
+    )
 
 __version__ = "0.1.0"
 
@@ -21,6 +26,7 @@ _MODULES = {
     "OctavoError": "octavo.errors",
     "RequestOutput": "octavo.request",
     "SamplingParams": "octavo.request",
+    "StructuredOutputs": "octavo.request",
 }
 
 __all__ = [
@@ -30,6 +36,7 @@ __all__ = [
     "OctavoError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
 ]
 
 

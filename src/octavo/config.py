@@ -1,9 +1,9 @@
-"""Each engine setting once: name, type, default, help. Flags and docs are generated from here.
+"""Each setting once: name, type, default, help. Flags and docs are generated from here.
 
 Declares only; `engine/resolve.py` turns None and "auto" into values, with reasons. Names follow
 vLLM's engine arguments where the meaning is the same.
 
-Invariant: an `EngineConfig` that exists has passed each check that needs no model and no machine.
+Invariant: a config that exists has passed each check that needs no model and no machine.
 """
 
 import math
@@ -18,8 +18,23 @@ def _setting(default: Any, help: str, **rules: Any) -> Any:
     return field(default=default, metadata={"help": help, **rules})
 
 
+class _Settings:
+    """What the configs below share."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Build from setting names; an unknown one is a `SettingError` that names the closest."""
+        known = {setting.name for setting in fields(cls)}  # type: ignore[arg-type]
+        for name in values:
+            if name not in known:
+                raise SettingError(f"There is no setting {name!r}.{nearest(name, known)}")
+        return cls(**values)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(_Settings):
     """Settings of one engine. None and "auto" are resolved when the engine starts."""
 
     model: str = _setting(
@@ -38,11 +53,17 @@ class EngineConfig:
     num_threads: int | None = _setting(
         None, "Threads of the CPU executor; by default as many as CPUs are allowed.", minimum=1
     )
+    quantization: Literal["none", "int8", "int4"] = _setting(
+        "none",
+        "What the CPU executor makes of float weights while loading; the table and the head keep 8 "
+        "bits.",
+    )
     dtype: Literal["auto", "float32", "float64"] = _setting(
         "auto", "Type of the reference executor's products."
     )
-    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = _setting(
-        "auto", "Type of keys and values in the cache; auto is bfloat16."
+    kv_cache_dtype: Literal["auto", "bfloat16", "float32", "int8"] = _setting(
+        "auto",
+        "Type of keys and values in the cache; auto is bfloat16, int8 takes half its memory.",
     )
     block_size: Literal[16, 32, 64, 128, 256] = _setting(32, "Tokens per block of the KV cache.")
     kv_cache_memory_bytes: int | None = _setting(
@@ -83,14 +104,69 @@ class EngineConfig:
                 "in a step. Raise the first or lower the second."
             )
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Build from setting names; an unknown one is a `SettingError` that names the closest."""
-        known = {setting.name for setting in fields(cls)}
-        for name in values:
-            if name not in known:
-                raise SettingError(f"There is no setting {name!r}.{nearest(name, known)}")
-        return cls(**values)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(_Settings):
+    """Settings of one server. Times are in seconds."""
+
+    host: str = _setting("127.0.0.1", "Address to listen at; 0.0.0.0 is every one.")
+    port: int = _setting(8000, "Port to listen at; 0 is any free one.", minimum=0)
+    served_model_name: str | None = _setting(
+        None, "Name of the model in the API, or several with commas; by default the model's own."
+    )
+    api_key_file: str | None = _setting(
+        None, "File with API keys: one per line, each followed by its scopes."
+    )
+    ssl_keyfile: str | None = _setting(None, "File with the TLS key.")
+    ssl_certfile: str | None = _setting(None, "File with the TLS certificate.")
+    allowed_origins: str | None = _setting(
+        None, "Origins that browsers may call from, with commas; by default none."
+    )
+    root_path: str = _setting("", "Path under which a proxy offers the server.")
+    strict: bool = _setting(False, "Refuse requests with unknown fields, instead of naming them.")
+    tool_call_parser: str = _setting(
+        "auto",
+        "How the model writes tool calls: hermes, llama3_json, pythonic, mistral, gemma or json; "
+        "auto is what its chat template shows.",
+    )
+    reasoning_parser: Literal["auto", "none"] = _setting(
+        "auto", "Whether reasoning is told apart from the answer, as the chat template marks it."
+    )
+    trust_request_chat_template: bool = _setting(
+        False, "Let a request bring its own chat template, which is code in a sandbox."
+    )
+    max_waiting_requests: int = _setting(
+        256, "Requests that may wait for their first step; more get 429.", minimum=1
+    )
+    max_waiting_tokens: int = _setting(
+        1_000_000, "Prompt tokens that may wait for their first step; more get 429.", minimum=1
+    )
+    queue_timeout: float = _setting(300.0, "Longest wait for the first step.", minimum=0)
+    request_timeout: float | None = _setting(
+        None, "Longest time for a whole request; by default none.", minimum=0
+    )
+    shutdown_timeout: float = _setting(
+        30.0, "How long running requests may go on after SIGTERM.", minimum=0
+    )
+    step_timeout: float = _setting(
+        10.0, "Silence of a working engine after which it is replaced.", minimum=0
+    )
+    max_body_bytes: int = _setting(16 << 20, "Largest body of a request.", minimum=1)
+    max_prompts: int = _setting(256, "Prompts in one completion request.", minimum=1)
+    keep_alive_seconds: float = _setting(
+        15.0, "Silence after which a stream sends a comment, so that proxies keep it.", minimum=0
+    )
+    engine_process: bool = _setting(
+        True, "Run the engine in a process of its own, which is replaced if it dies or hangs."
+    )
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            _check(setting, getattr(self, setting.name))
+        if self.port > 65535:
+            raise SettingError(f"port must be at most 65535, not {self.port}.")
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise SettingError("TLS needs both ssl_keyfile and ssl_certfile. Give both or none.")
 
 
 def choices_of(setting: "Field[Any]") -> tuple[Any, ...]:
@@ -113,12 +189,14 @@ def _check(setting: "Field[Any]", value: Any) -> None:
             raise SettingError(f"{setting.name} must be one of {listed}, not {shorten(value)}.")
         return
     allowed = _types_of(setting.type)
+    if float in allowed:
+        allowed += (int,)
     is_bool_for_int = isinstance(value, bool) and bool not in allowed
     if not isinstance(value, allowed) or is_bool_for_int:
         names = " or ".join("null" if t is type(None) else t.__name__ for t in allowed)
         raise SettingError(f"{setting.name} must be {names}, not {shorten(value)}.")
     minimum = setting.metadata.get("minimum", -math.inf)
-    if isinstance(value, int) and value < minimum:
+    if isinstance(value, (int, float)) and not value >= minimum:
         raise SettingError(f"{setting.name} must be at least {minimum}, not {value}.")
 
 

@@ -5,8 +5,16 @@
     │   ├── InvalidParameterError    400  one field, its value and what is allowed
     │   ├── ContextLengthError       400  prompt (and max_tokens) beyond the model's context
     │   ├── PoolTooSmallError        400  could never fit the block pool, not even alone
-    │   └── ChatTemplateError        400  no template, or the template refused the messages
+    │   ├── ChatTemplateError        400  no template, or the template refused the messages
+    │   └── BodyTooLargeError        413  more bytes than the server takes
+    ├── AccessError                  401  no API key, or one that the server does not know
+    │   └── ForbiddenError           403  a known key, but not for this
     ├── ModelNotFoundError           404  unknown name, missing file, or not to be had offline
+    ├── RetryLaterError              503  not now; in `retry_after` seconds it may work
+    │   ├── EngineDeadError          503  the engine died or hung while the request ran
+    │   ├── QueueFullError           429  more requests or tokens wait than may
+    │   └── QueueTimeoutError        503  the request waited longer than it may
+    ├── DeadlineError                504  the request took longer than its deadline
     └── StartupError                 500  the engine cannot start
         ├── SettingError             500  an unknown or impossible setting
         ├── ModelFileError           500  a file is damaged, hostile or not what its name says
@@ -49,9 +57,26 @@ class InvalidParameterError(BadRequestError):
 
 
 class ContextLengthError(BadRequestError):
-    """The prompt, or the prompt and `max_tokens` together, exceed the context length."""
+    """The prompt, or the prompt and `max_tokens` together, exceed the context length.
+
+    num_prompt_tokens, max_tokens, limit: the numbers, where they are known; max_tokens is None if
+    the prompt alone is too long.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        num_prompt_tokens: int | None = None,
+        max_tokens: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_tokens = max_tokens
+        self.limit = limit
 
 
 class PoolTooSmallError(BadRequestError):
@@ -62,11 +87,67 @@ class ChatTemplateError(BadRequestError):
     """The model has no chat template, or its template rejected these messages."""
 
 
+class BodyTooLargeError(BadRequestError):
+    """The body of an HTTP request has more bytes than the server takes."""
+
+    status = 413
+
+
+class AccessError(OctavoError):
+    """The request brings no API key, or one that the server does not know."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class ForbiddenError(AccessError):
+    """The API key is known, but its scopes do not allow this."""
+
+    status = 403
+    code = "insufficient_permissions"
+
+
 class ModelNotFoundError(OctavoError):
     """No such model name, file or repository."""
 
     status = 404
     code = "model_not_found"
+
+
+class RetryLaterError(OctavoError):
+    """The server cannot take the request now. `retry_after`: seconds to wait, if it can tell."""
+
+    status = 503
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineDeadError(RetryLaterError):
+    """The engine died or hung while the request ran; nobody knows how far it came."""
+
+    code = "engine_dead"
+
+
+class QueueFullError(RetryLaterError):
+    """More requests or tokens wait already than the server lets wait."""
+
+    status = 429
+    code = "queue_full"
+
+
+class QueueTimeoutError(RetryLaterError):
+    """The request waited for its first step longer than the server lets it."""
+
+    code = "queue_timeout"
+
+
+class DeadlineError(OctavoError):
+    """The request took longer than its deadline allows."""
+
+    status = 504
+    code = "deadline_exceeded"
 
 
 class StartupError(OctavoError):

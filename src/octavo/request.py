@@ -19,6 +19,7 @@ MAX_LOGPROBS = 20
 MAX_SAMPLES = 1024
 MAX_STOP_STRINGS = 64
 _INT64 = 2**63
+CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 class FinishReason(enum.StrEnum):
@@ -36,6 +37,62 @@ class SequenceStatus(enum.StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputs:
+    """What the output must be, in one of five ways: exactly one of the first five is given.
+
+    json: a JSON schema, as a mapping or as its text. json_object: any JSON object. regex: a regular
+    expression that the whole output matches. choice: one of these texts. grammar: a context-free
+    grammar in Lark or GBNF form. disable_any_whitespace: JSON in its most compact form; without it,
+    at most two blanks or newlines stand between two tokens of JSON.
+    Names are those of vLLM's StructuredOutputsParams. Raises InvalidParameterError.
+    """
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: Ordered[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in CONSTRAINTS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            allowed = f"exactly one of {', '.join(CONSTRAINTS)}"
+            raise InvalidParameterError("structured_outputs", found, allowed)
+        if self.json is not None and not isinstance(self.json, (dict, str)):
+            raise InvalidParameterError("json", self.json, "a JSON schema or its text")
+        for name in ("regex", "grammar"):
+            if not isinstance(getattr(self, name), str | None):
+                raise InvalidParameterError(name, getattr(self, name), "a text")
+        _check_texts("choice", self.choice, "a list of texts, none of them empty")
+        if self.choice is not None and not self.choice:
+            raise InvalidParameterError("choice", [], "a list with at least one text")
+        for name in ("json_object", "disable_any_whitespace"):
+            if getattr(self, name) not in (None, True, False):
+                raise InvalidParameterError(name, getattr(self, name), "true or false")
+
+    @property
+    def kind(self) -> str:
+        """The name of the constraint that is given."""
+        return next(name for name in CONSTRAINTS if getattr(self, name) not in (None, False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reasoning:
+    """The part of an output before the answer: `start`, free text, `end`.
+
+    is_open: the prompt ends within it already, so the output has no `start`. Without it, an output
+    that does not begin with `start` has no such part. Stop strings and structured outputs concern
+    only what follows `end`.
+    """
+
+    start: str = "<think>"
+    end: str = "</think>"
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +121,8 @@ class SamplingParams:
     detokenize: whether outputs have text; without it, no stop strings.
     skip_special_tokens: leave special tokens out of the text.
     truncate_prompt_tokens: keep only so many of the prompt's last tokens.
+    structured_outputs: what the output must be: JSON of a schema, a regular expression...
+    reasoning: how the output sets its reasoning apart from the answer; None is all answer.
     """
 
     n: int = 1
@@ -89,6 +148,8 @@ class SamplingParams:
     allowed_token_ids: Ordered[int] | None = None
     bad_words: Ordered[str] | None = None
     truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputs | None = None
+    reasoning: Reasoning | None = None
 
     def __post_init__(self) -> None:
         _check_ranges(self)
@@ -181,6 +242,9 @@ def _check_lists(p: SamplingParams) -> None:
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise InvalidParameterError("allowed_token_ids", [], "a list with at least one token id")
     _check_bias(p.logit_bias)
+    for name, kind in (("structured_outputs", StructuredOutputs), ("reasoning", Reasoning)):
+        if not isinstance(getattr(p, name), kind | None):
+            raise InvalidParameterError(name, getattr(p, name), f"a {kind.__name__} or None")
 
 
 def _check_texts(name: str, texts: object, allowed: str) -> None:
@@ -339,6 +403,8 @@ class CompletionOutput:
     """One of the `n` answers. `logprobs` has one dict per generated token.
 
     stop_reason: the stop string or stop token id that ended it; None for the model's end token.
+    is_ending_forced: a structured output was near its limit of tokens, and the shortest ending that
+    makes it valid was chosen for it.
     """
 
     index: int
@@ -348,6 +414,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    is_ending_forced: bool = False
 
     def finished(self) -> bool:
         """Whether nothing will be added any more."""

@@ -437,3 +437,22 @@ def test_check_finds_a_sequence_in_the_wrong_queue() -> None:
     sequence.status = SequenceStatus.WAITING
     with pytest.raises(AssertionError, match="wrong queue"):
         driver.scheduler.check()
+
+
+# --- held sequences -------------------------------------------------------------------------------
+
+
+def test_held_sequence_keeps_its_place_and_gets_no_tokens() -> None:
+    driver = Driver.build(20, 4)
+    first, second = add(driver, 5, "a", max_tokens=9), add(driver, 5, "b", max_tokens=9)
+    scheduler = driver.scheduler
+    plan = scheduler.schedule({first})
+    assert names([c.sequence for c in plan.chunks]) == ["b"]
+    scheduler.commit(plan, [7])
+    plan = scheduler.schedule({second})
+    assert names([c.sequence for c in plan.chunks]) == ["a"]
+    scheduler.commit(plan, [7])
+    assert scheduler.running == [first, second]
+    assert not scheduler.schedule({first, second}).chunks
+    assert [c.length for c in scheduler.schedule().chunks] == [1, 1]
+    scheduler.check()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.engine.text import IncrementalDetokenizer, OutputText, StopStrings, token_display
-from octavo.request import SamplingParams
+from octavo.request import Reasoning, SamplingParams
 
 many = settings(deadline=None, max_examples=200)
 MULTILINGUAL = "🌶👩‍👩‍👧 汉字 नमस्ते 😊 Café 世界 “quoted”"
@@ -339,3 +339,41 @@ class TestTokenDisplay:
         content = MULTILINGUAL.encode()
         deltas, _, _ = output(BYTES, list(content))
         assert b"".join(map(BYTES.token_bytes, content)).decode() == "".join(deltas)
+
+
+@pytest.mark.case("V36")
+@many
+@given(
+    parts=st.lists(st.sampled_from(["a", "\n\n", "b\n", "</", "think>", "<"]), max_size=8),
+    answer=st.lists(st.sampled_from(["x", "\n", "\n\n", "y"]), max_size=5),
+    is_open=st.booleans(),
+    cuts=st.lists(st.integers(0, 60), max_size=6),
+)
+def test_stop_strings_apply_to_the_answer_only(parts, answer, is_open, cuts):
+    thought = "".join(parts).partition("</think>")[0]
+    start = "" if is_open else "<think>"
+    before, after = f"{start}{thought}</think>", "".join(answer)
+    params = SamplingParams(stop="\n\n", reasoning=Reasoning(is_open=is_open))
+    output = OutputText(BYTES, params)
+    for piece in chunks(list((before + after).encode()), cuts):
+        output.push(piece)
+    output.finish()
+    assert output.text == before + after.partition("\n\n")[0]
+
+
+@pytest.mark.case("V36")
+@pytest.mark.parametrize(
+    ("reasoning", "text", "shown"),
+    [
+        (Reasoning(), "no thought\n\nmore", "no thought"),
+        (Reasoning(), "<thin\n\nmore", "<thin"),
+        (Reasoning(), "<think>a\n\nb", "<think>a\n\nb"),
+        (Reasoning(is_open=True), "a\n\nb</thi", "a\n\nb</thi"),
+        (None, "<think>a\n\nb", "<think>a"),
+    ],
+)
+def test_text_without_an_end_of_reasoning_is_all_of_one_kind(reasoning, text, shown):
+    output = OutputText(BYTES, SamplingParams(stop="\n\n", reasoning=reasoning))
+    output.push(list(text.encode()))
+    output.finish()
+    assert output.text == shown

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from octavo.executors.cpu import CPUExecutor
-from octavo.executors.packing import PackedMatrix, Scales, pack
+from octavo.executors.packing import PackedMatrix, Scales, format_of, pack
 from octavo.executors.reference import ReferenceExecutor
 from octavo.native import library, why_missing
 from octavo.program.program import Builder, KVGroup, Program
@@ -102,6 +102,9 @@ class RandomWeights:
         outputs, inputs = self._program.parameters[parameter]
         return stored(self._dtype, (outputs, inputs), self._number(parameter), inputs**-0.5)
 
+    def release(self, parameter: str) -> None:
+        """Nothing of it is a file."""
+
     def __call__(self, parameter: str) -> np.ndarray:
         shape = self._program.parameters[parameter]
         if len(shape) == 2:
@@ -130,6 +133,9 @@ class OneMatrix:
     def stored_rows(self, parameter: str) -> np.ndarray:
         return self.of(parameter).stored_rows(parameter)
 
+    def release(self, parameter: str) -> None:
+        self.of(parameter).release(parameter)
+
     def __call__(self, parameter: str) -> np.ndarray:
         return self.of(parameter)(parameter)
 
@@ -149,6 +155,9 @@ class Table:
             return self.table.view(np.uint8)
         return self.inner.stored_rows(parameter)
 
+    def release(self, parameter: str) -> None:
+        self.inner.release(parameter)
+
     def __call__(self, parameter: str) -> np.ndarray:
         return self.table if parameter == "table" else self.inner(parameter)
 
@@ -161,7 +170,7 @@ def packed(dtype: str, rows: np.ndarray, scales: Scales = "group") -> PackedMatr
     def floats(some: np.ndarray) -> np.ndarray:
         return dequantize(np.ascontiguousarray(some).reshape(-1), kind).reshape(len(some), inputs)
 
-    return pack(library, (len(rows), inputs), dtype, rows, floats, scales)
+    return pack(library, (len(rows), inputs), dtype, rows, floats, format_of(dtype, scales))
 
 
 def unpacked(matrix: PackedMatrix) -> np.ndarray:

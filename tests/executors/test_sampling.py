@@ -611,3 +611,54 @@ class TestTiles:
         assert list(result.errors) == ["r2"]
         assert [found is None for found in result.prompt_logprobs] == [False, True, False]
         assert result.token_ids == logits[[1, 3]].argmax(axis=1).tolist()
+
+
+def packed(allowed, vocab):
+    """The mask of `SampleRow` that allows these ids."""
+    mask = np.zeros((vocab + 31) // 32, np.uint32)
+    for token in allowed:
+        mask[token // 32] |= np.uint32(1 << token % 32)
+    return mask
+
+
+class TestMask:
+    @pytest.mark.parametrize("vocab", [5, 32, 33, 500])
+    @pytest.mark.parametrize("temperature", [0, 1.0])
+    def test_a_mask_allows_what_a_list_of_its_ids_allows(self, vocab, temperature):
+        logits = logits_of(vocab, vocab)
+        allowed = sorted({0, 1, vocab // 2, vocab - 1})
+        for position in range(40):
+            listed = make_row(position=position, temperature=temperature, allowed_token_ids=allowed)
+            masked = replace(
+                make_row(position=position, temperature=temperature), mask=packed(allowed, vocab)
+            )
+            assert draw(logits, masked) == draw(logits, listed)
+
+    def test_bias_and_penalties_do_not_bring_back_what_is_masked(self):
+        row = make_row(output=[3], temperature=0, logit_bias={3: 100.0}, frequency_penalty=-2)
+        assert draw(floats(0, 1, 2, 9), replace(row, mask=packed([1, 2], 4))) == 2
+
+    def test_bans_give_way_before_a_mask(self):
+        row = make_row(stop_ids=[2], min_tokens=5, max_tokens=9)
+        assert draw(floats(9, 1, 0, 3), replace(row, mask=packed([2], 4))) == 2
+
+    def test_a_whitelist_gives_way_before_a_mask(self):
+        row = replace(make_row(allowed_token_ids=[0]), mask=packed([2, 3], 4))
+        assert draw(floats(9, 1, 0, 3), row) == 3
+
+    def test_bits_past_the_vocabulary_are_nothing(self):
+        row = replace(make_row(temperature=0), mask=np.full(1, 2**32 - 1, np.uint32))
+        assert draw(floats(0, 1, 2), row) == 2
+
+    def test_mask_without_a_token_fails_its_request(self):
+        row = replace(make_row(), mask=packed([], 4))
+        with pytest.raises(OctavoError, match="allows no token"):
+            draw(floats(0, 1, 2, 3), row)
+
+    def test_logprobs_are_those_of_the_unmasked_distribution(self):
+        logits = logits_of(7)
+        plain, masked = make_row(temperature=0, logprobs=3), make_row(temperature=0, logprobs=3)
+        _, free = sample(logits, plain)
+        _, held = sample(logits, replace(masked, mask=packed([11], 500)))
+        assert (held.token_id, held.top_ids) == (11, free.top_ids)
+        assert held.logprob == pytest.approx(math.log(softmax(logits)[11]))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli.settings import ENGINE_OPTIONS, Command, with_options
+from octavo.cli.settings import ENGINE_OPTIONS, LOAD_OPTIONS, Command, with_options
 from octavo.config import EngineConfig
 from octavo.errors import BadRequestError, InvalidParameterError, OctavoError
 
@@ -101,6 +101,30 @@ def throughput(
     ]
     config = EngineConfig.from_dict({"model": model, **engine})
     run_throughput(config, loads, repeats=repeats, as_json=as_json)
+
+
+@app.command(cls=Command)
+@with_options(("load", LOAD_OPTIONS))
+def serve(
+    load: dict[str, Any],
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write the figures to this file; - is stdout, no table."),
+    ] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Put every request into the JSON.")
+    ] = False,
+) -> None:
+    """Load an OpenAI-compatible server, and measure what its clients see.
+
+    Prompts are random token ids, answers greedy and of full length. A closed loop keeps a number of
+    streams busy; an open loop sends when a rate or a trace says so, whether or not the server keeps
+    up. OPENAI_API_KEY is sent if it is set. The exit code is 1 if a request failed.
+    """
+    from octavo.cli.bench_serve import run_bench_serve
+    from octavo.planning.load.config import LoadConfig
+
+    raise typer.Exit(run_bench_serve(LoadConfig(**load), json_file, details=details))
 
 
 def _numbers(name: str, text: str) -> list[int]:

@@ -11,7 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from octavo.cli import bench
-from octavo.cli.settings import ENGINE_OPTIONS, SAMPLING_OPTIONS, Command, with_options
+from octavo.cli.settings import (
+    ENGINE_OPTIONS,
+    SAMPLING_OPTIONS,
+    SERVED_ENGINE_OPTIONS,
+    SERVER_OPTIONS,
+    Command,
+    with_options,
+)
 from octavo.config import EngineConfig
 from octavo.errors import OctavoError
 
@@ -87,6 +94,17 @@ def run(
     from octavo.cli.generate import run_chat
 
     run_chat(model, engine=engine, sampling=sampling, system=system)
+
+
+@app.command(cls=Command)
+@with_options(("server", SERVER_OPTIONS), ("engine", SERVED_ENGINE_OPTIONS))
+def serve(
+    server: dict[str, Any], engine: dict[str, Any], model: ModelArgument = DEFAULT_MODEL
+) -> None:
+    """Serve a model over HTTP, as OpenAI's API does."""
+    from octavo.cli.serve import run_serve
+
+    run_serve(model, engine=engine, server=server)
 
 
 @app.command(cls=Command)

@@ -6,14 +6,15 @@ one place.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import Field, dataclass, fields
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
 
-from octavo.config import EngineConfig, choices_of, default_of
+from octavo.config import EngineConfig, ServerConfig, choices_of, default_of
+from octavo.planning.load.config import LoadConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,27 @@ def _help_of(setting: "Field[Any]") -> str:
     return f"{text} One of {', '.join(map(str, choices))}." if choices else text
 
 
-ENGINE_OPTIONS = tuple(
-    Option(setting.name, _type_of(setting), _help_of(setting), default_of(setting))
-    for setting in fields(EngineConfig)
-    if setting.name != "model" and setting.name not in _TAKEN
-)
+def options_of(config: type, without: Container[str] = ()) -> tuple[Option, ...]:
+    """Return one option per setting of a configuration.
+
+    A setting's metadata may say how its default is "shown", where that is no value.
+    """
+    return tuple(
+        Option(
+            setting.name,
+            _type_of(setting),
+            _help_of(setting),
+            setting.metadata.get("shown") or default_of(setting),
+        )
+        for setting in fields(config)
+        if setting.name not in without
+    )
+
+
+LOAD_OPTIONS = options_of(LoadConfig)
+SERVER_OPTIONS = options_of(ServerConfig)
+SERVED_ENGINE_OPTIONS = options_of(EngineConfig, without={"model"})
+ENGINE_OPTIONS = options_of(EngineConfig, without={"model", *_TAKEN})
 
 
 class Command(TyperCommand):

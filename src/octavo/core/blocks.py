@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from octavo.core.prefix import PrefixCache, pack
-from octavo.request import Sequence
+from octavo.request import Request, Sequence
 
 
 class BlockCopy(NamedTuple):
@@ -119,13 +119,17 @@ class BlockManager:
 
     # --- entering and leaving -------------------------------------------------------------------
 
+    def searches(self, request: Request) -> bool:
+        """Whether the cache is asked for the beginning of this request."""
+        return self.enable_prefix_caching and request.params.prompt_logprobs is None
+
     def match(self, sequence: Sequence) -> PrefixMatch:
         """Find the longest cached beginning of `sequence`, leaving it one token to compute.
 
         A sequence whose prompt log-probabilities are wanted matches nothing: blocks hold no logits.
         """
         request = sequence.request
-        if not self.enable_prefix_caching or request.params.prompt_logprobs is not None:
+        if not self.searches(request):
             return NO_MATCH
         size, tokens = self.block_size, sequence.token_ids
         limit = len(tokens) - 1
@@ -224,6 +228,11 @@ class BlockManager:
             packed = pack(tokens[i * size : (i + 1) * size])
             block_hash = self._hash_of(sequence, i, parent, packed)
             self.cache.insert(sequence.block_table[i], parent, packed, block_hash)
+
+    def forget(self) -> None:
+        """Make no block findable any more; those in use stay in use."""
+        for block in range(self.pool.num_blocks):
+            self.cache.remove(block)
 
     def _publish_partial(self, sequence: Sequence) -> None:
         if not self.enable_prefix_caching:

@@ -59,6 +59,7 @@ class SchedulerCounters:
 
     num_computed_tokens: int = 0
     num_prompt_tokens: int = 0
+    num_queried_tokens: int = 0
     num_reused_tokens: int = 0
     num_recomputed_tokens: int = 0
     num_generated_tokens: int = 0
@@ -150,18 +151,21 @@ class Scheduler:
 
     # --- planning a step ------------------------------------------------------------------------
 
-    def schedule(self) -> StepPlan:
-        """Plan the next step. Unless nothing is left to do, the plan has at least one chunk."""
+    def schedule(self, held: Set[Sequence] = frozenset()) -> StepPlan:
+        """Plan the next step. Unless nothing is left to do, the plan has at least one chunk.
+
+        held: sequences that keep their place and their blocks but get no tokens in this step.
+        """
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
         budget = self.max_num_batched_tokens
-        prefilling = self._schedule_decodes(chunks, preempted)
+        prefilling = self._schedule_decodes(chunks, preempted, held)
         budget -= len(chunks)
         for sequence in prefilling:
             budget -= self._schedule_prefill(sequence, budget, chunks)
         admitted: list[Sequence] = []
         if budget > 0 and not preempted:
-            for sequence in self._admit():
+            for sequence in self._admit(held):
                 admitted.append(sequence)
                 budget -= self._schedule_prefill(sequence, budget, chunks)
                 if budget <= 0:
@@ -175,7 +179,9 @@ class Scheduler:
             preempted,
         )
 
-    def _schedule_decodes(self, chunks: list[Chunk], preempted: list[Sequence]) -> list[Sequence]:
+    def _schedule_decodes(
+        self, chunks: list[Chunk], preempted: list[Sequence], held: Set[Sequence]
+    ) -> list[Sequence]:
         """Give one token to each running sequence that lacks one; return those that lack more."""
         running, prefilling = self.running, []
         add_chunk = chunks.append
@@ -183,7 +189,9 @@ class Scheduler:
         while position < len(running):
             sequence = running[position]
             computed = sequence.num_computed
-            if len(sequence.token_ids) - computed > 1:
+            if sequence in held:
+                pass
+            elif len(sequence.token_ids) - computed > 1:
                 prefilling.append(sequence)
             elif computed < sequence.capacity or self._grow_or_preempt(sequence, preempted):
                 add_chunk(Chunk(sequence, computed, 1, sequence.num_samples))
@@ -231,7 +239,7 @@ class Scheduler:
         sequence.why_waiting = "preempted"
         insort(self.waiting, sequence, key=_by_order)
 
-    def _admit(self) -> Iterator[Sequence]:
+    def _admit(self, held: Set[Sequence]) -> Iterator[Sequence]:
         """Move waiting sequences that fit to `running`, in order, and yield each.
 
         Small ones may pass the first that does not fit, but only `MAX_PASSES` times.
@@ -240,6 +248,9 @@ class Scheduler:
         position = 0
         while position < min(len(self.waiting), LOOK_AHEAD):
             sequence = self.waiting[position]
+            if sequence in held:
+                position += 1
+                continue
             obstacle = self._try_admit(sequence)
             if obstacle is None:
                 del self.waiting[position]
@@ -269,6 +280,8 @@ class Scheduler:
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = match.num_tokens
             self.counters.num_prompt_tokens += sequence.num_prompt_tokens
+            if self.blocks.searches(sequence.request):
+                self.counters.num_queried_tokens += sequence.num_prompt_tokens
             self.counters.num_reused_tokens += match.num_tokens
         else:
             num_recomputed = max(0, sequence.num_lost - match.num_tokens)

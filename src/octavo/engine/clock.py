@@ -12,6 +12,11 @@ def monotonic() -> float:
     return time.monotonic()
 
 
+def cpu_time() -> float:
+    """Return the CPU seconds that this process has used, in all its threads."""
+    return time.process_time()
+
+
 def now() -> datetime.datetime:
     """Return the local date and time, for chat templates that show it."""
     return datetime.datetime.now().astimezone()

@@ -8,14 +8,17 @@ failed, and from then on holds no block.
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from octavo.core.scheduler import Scheduler, StepPlan
+from octavo.engine.constraints import Constraints
+from octavo.engine.grammar import COMPILE_SECONDS, Grammar, GrammarCompiler
 from octavo.engine.intake import Intake, Prompt
-from octavo.engine.outputs import OutputDelta, PromptLogprobs, to_logprobs
+from octavo.engine.outputs import OutputDelta, PromptLogprobs, PromptProgress, to_logprobs
 from octavo.engine.stats import EngineStats, take_snapshot
 from octavo.engine.text import OutputText, TokenBytes, token_display
-from octavo.errors import InvalidParameterError, OctavoError
+from octavo.errors import BadRequestError, InvalidParameterError, OctavoError
 from octavo.executors.batch import build_batch
 from octavo.executors.executor import Batch, Executor, StepResult, TokenLogprobs
 from octavo.request import (
@@ -28,11 +31,16 @@ from octavo.request import (
 )
 
 Clock = Callable[[], float]
+# Seconds that a step with nothing to compute waits for a grammar or a mask.
+_IDLE_WAIT = 0.02
 
 
 @dataclass(slots=True)
 class _ActiveRequest:
-    """What the engine keeps of a request until its last delta."""
+    """What the engine keeps of a request until its last delta.
+
+    grammar: of its structured output. The scheduler sees a request only once it is compiled.
+    """
 
     request: Request
     metrics: RequestMetrics
@@ -40,13 +48,14 @@ class _ActiveRequest:
     sequences: dict[int, Sequence] = field(default_factory=dict)
     prompt_logprobs: PromptLogprobs | None = None
     num_finished: int = 0
+    grammar: Future[Grammar] | None = None
 
 
 class Engine:
     """Runs requests in continuous batches over one executor.
 
     clock: seconds on the engine's time line; the only source of time. A virtual clock makes the
-    same engine a simulator.
+    same engine a simulator. compiler: of grammars; without it, structured outputs are refused.
     """
 
     def __init__(
@@ -57,12 +66,16 @@ class Engine:
         intake: Intake,
         decoder: TokenBytes | None,
         clock: Clock,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
         self.intake = intake
         self.decoder = decoder
         self._clock = clock
+        self._compiler = compiler
+        self._constraints = Constraints()
+        self._compiling: list[_ActiveRequest] = []
         self._active: dict[str, _ActiveRequest] = {}
         self._num_added = 0
         self._num_steps = 0
@@ -96,13 +109,17 @@ class Engine:
             arrival_time=now,
             priority=priority,
         )
-        sequence = self.scheduler.add(request)
-        self._num_added += 1
+        self.scheduler.check_fits(request)
         active = _ActiveRequest(request, RequestMetrics(arrival_time=now))
-        active.sequences[0] = sequence
+        active.grammar = self._begin_compiling(request)
+        self._num_added += 1
         if params.prompt_logprobs is not None:
             active.prompt_logprobs = [None] * len(request.prompt_token_ids)
         self._active[request_id] = active
+        if active.grammar is None:
+            active.sequences[0] = self.scheduler.add(request)
+        else:
+            self._compiling.append(active)
         return request
 
     def abort(self, request_id: str) -> None:
@@ -119,19 +136,43 @@ class Engine:
         """Whether another `step` would bring anything."""
         return bool(self._active or self._pending)
 
+    def reset_prefix_cache(self) -> None:
+        """Let no later request find a block that was computed so far."""
+        self.scheduler.blocks.forget()
+
+    def prompt_progress(self) -> list[PromptProgress]:
+        """Return how far the running requests have come whose prompts are not computed yet."""
+        return [
+            PromptProgress(s.request.request_id, s.num_computed, s.num_cached_tokens or 0)
+            for s in self.scheduler.running
+            if s.num_computed < len(s.request.prompt_token_ids)
+        ]
+
     # --- the step -------------------------------------------------------------------------------
 
     def step(self) -> list[OutputDelta]:
-        """Run one step and return what it added, in no promised order between requests."""
-        plan = self.scheduler.schedule()
+        """Run one step and return what it added, in no promised order between requests.
+
+        Without anything to compute it waits a moment for a grammar, if one is being worked at.
+        """
+        self._settle_grammars()
+        held = self._constraints.held
+        plan = self.scheduler.schedule(held)
         if plan.chunks:
             self._run(plan)
+        elif held or self._compiling:
+            self._constraints.wait([a.grammar for a in self._compiling if a.grammar], _IDLE_WAIT)
         deltas, self._pending = self._pending, []
         return deltas
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the engine between two steps."""
-        return take_snapshot(self.scheduler, step=self._num_steps, step_time=self._last_step_time)
+        return take_snapshot(
+            self.scheduler,
+            num_compiling=len(self._compiling),
+            step=self._num_steps,
+            step_time=self._last_step_time,
+        )
 
     def close(self) -> None:
         """Abort what runs and release the executor; a second call does nothing."""
@@ -140,13 +181,16 @@ class Engine:
         self._is_closed = True
         for active in list(self._active.values()):
             self._end(active, FinishReason.ABORT)
+        self._constraints.close()
+        if self._compiler is not None:
+            self._compiler.close()
         self.executor.close()
 
     def _run(self, plan: StepPlan) -> None:
         """Compute a plan. Whatever breaks it, each request in it hears so, and the others go on."""
         try:
             self._note_first_scheduled(plan)
-            batch = build_batch(plan)
+            batch = build_batch(plan, self._constraints.mask_of)
             result = self.executor.submit(batch).result()
         except Exception as error:
             self._fail(plan, error)
@@ -179,6 +223,8 @@ class Engine:
         for sequence, (token_id, logprobs) in zip(advanced, drawn, strict=True):
             active = self._active[sequence.request.request_id]
             active.sequences[sequence.index] = sequence
+            if active.grammar is not None and sequence.finish_reason is None:
+                self._constraints.advance(sequence, active.grammar.result(), token_id)
             self._emit_token(active, sequence, token_id, logprobs, now)
 
     def _keep_prompt_logprobs(self, batch: Batch, result: StepResult) -> None:
@@ -213,12 +259,61 @@ class Engine:
             logprobs=None if logprobs is None else [to_logprobs(logprobs, self._text_of())],
             stop_reason=stop if stop is not None else self._stop_token(params, sequence),
             prompt_logprobs=active.prompt_logprobs if is_first else None,
+            is_ending_forced=(
+                sequence.finish_reason is FinishReason.LENGTH
+                and self._constraints.is_forced(sequence)
+            ),
         )
 
     def _stop_token(self, params: SamplingParams, sequence: Sequence) -> int | None:
         """Return the stop token to report: the caller's own, as vLLM does, and not the model's."""
         asked = params.stop_token_ids or ()
         return sequence.stop_token if sequence.stop_token in asked else None
+
+    # --- grammars -------------------------------------------------------------------------------
+
+    def _begin_compiling(self, request: Request) -> Future[Grammar] | None:
+        params = request.params
+        if params.structured_outputs is None:
+            return None
+        if self._compiler is None:
+            raise BadRequestError("This model came without a tokenizer, so it has no grammars.")
+        return self._compiler.compile(params.structured_outputs, params.reasoning)
+
+    def _settle_grammars(self) -> None:
+        """Queue what has been compiled; end what cannot be, and what its grammar has completed."""
+        if self._compiling:
+            self._queue_compiled()
+        for sequence, outcome in self._constraints.settle():
+            active = self._active[sequence.request.request_id]
+            if isinstance(outcome, BaseException):
+                self._end(active, FinishReason.ERROR, as_exception(outcome))
+            elif sequence.finish_reason is None:  # the other samples of a failed one have ended
+                reason = FinishReason.LENGTH if outcome.is_forced else FinishReason.STOP
+                self.scheduler.finish(sequence, reason)
+                text = self._finish_text(active, sequence)
+                self._emit(active, sequence, text=text, is_ending_forced=outcome.is_forced)
+
+    def _queue_compiled(self) -> None:
+        now, still = self._clock(), []
+        for active in self._compiling:
+            assert active.grammar is not None
+            if not active.grammar.done():
+                if now - active.request.arrival_time < COMPILE_SECONDS:
+                    still.append(active)
+                    continue
+                error: BaseException | None = BadRequestError(
+                    f"The grammar was not compiled within {COMPILE_SECONDS:.0f} seconds. "
+                    "Simplify the schema."
+                )
+            else:
+                error = active.grammar.exception()
+            if error is not None:
+                self._end(active, FinishReason.ERROR, as_exception(error))
+                continue
+            sequence = active.sequences[0] = self.scheduler.add(active.request)
+            self._constraints.add(sequence, active.grammar.result())
+        self._compiling = still
 
     # --- text -----------------------------------------------------------------------------------
 
@@ -257,9 +352,12 @@ class Engine:
         stop_reason: int | str | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
         error: Exception | None = None,
+        is_ending_forced: bool = False,
     ) -> None:
         """Queue one delta, and forget the request if it is the last."""
         request, reason = active.request, sequence.finish_reason
+        if reason is not None:
+            self._constraints.drop(sequence)
         active.num_finished += reason is not None
         is_last = active.num_finished == request.params.n
         if is_last:
@@ -283,6 +381,7 @@ class Engine:
                 num_cached_tokens=sequence.num_cached_tokens or 0,
                 metrics=active.metrics,
                 error=error,
+                is_ending_forced=is_ending_forced,
             )
         )
 
@@ -294,15 +393,21 @@ class Engine:
         self, active: _ActiveRequest, reason: FinishReason, error: Exception | None = None
     ) -> None:
         """Finish every sequence of a request that still runs; samples not yet forked end too."""
-        first = active.sequences[0]
+        self._compiling = [other for other in self._compiling if other is not active]
+        first = active.sequences.get(0)
         for index in range(active.request.params.n):
             sequence = active.sequences.get(index)
             if sequence is None:
-                sequence = Sequence(active.request, index, first.order)
-                sequence.num_cached_tokens = first.num_cached_tokens
+                sequence = Sequence(active.request, index, (0, 0, index))
+                sequence.num_cached_tokens = None if first is None else first.num_cached_tokens
             elif sequence.finish_reason is not None:
                 continue
             else:
                 self.scheduler.finish(sequence, reason)
             sequence.finish_reason = reason
             self._emit(active, sequence, text=self._finish_text(active, sequence), error=error)
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Return what broke a request as something that can be handed on."""
+    return error if isinstance(error, Exception) else OctavoError(f"It was broken off: {error}.")

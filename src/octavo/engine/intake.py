@@ -146,7 +146,9 @@ class Intake:
             raise ContextLengthError(
                 f"The prompt has {num_prompt:,} tokens but the model holds {limit:,}, with at "
                 "least one to generate. Shorten it, set truncate_prompt_tokens, or start octavo "
-                "with a larger --max-model-len."
+                "with a larger --max-model-len.",
+                num_prompt_tokens=num_prompt,
+                limit=limit,
             )
         if params.max_tokens is None:
             # The last token of an answer is never computed, so it takes no place in the pool.
@@ -156,7 +158,10 @@ class Intake:
                 f"The prompt has {num_prompt:,} tokens and max_tokens is {params.max_tokens:,}, "
                 f"together {num_prompt + params.max_tokens:,}, but the model holds {limit:,}. "
                 f"Lower max_tokens to {room:,} or less, set it to None for as many as fit, or "
-                "start octavo with a larger --max-model-len."
+                "start octavo with a larger --max-model-len.",
+                num_prompt_tokens=num_prompt,
+                max_tokens=params.max_tokens,
+                limit=limit,
             )
         return params.max_tokens
 

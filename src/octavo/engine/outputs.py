@@ -22,7 +22,8 @@ class OutputDelta:
 
     text: whole characters that no stop string can take back any more. logprobs: one dict per token
     of `token_ids`, or None if not asked for. stop_reason: the stop string or stop token id.
-    prompt_logprobs: with the first delta of the request, if asked for.
+    prompt_logprobs: with the first delta of the request, if asked for. is_ending_forced: see
+    `CompletionOutput`; it comes with the last delta of the sequence.
     """
 
     request_id: str
@@ -38,6 +39,16 @@ class OutputDelta:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: Exception | None = None
+    is_ending_forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How many of a running request's prompt tokens are in the cache, and were when it started."""
+
+    request_id: str
+    num_computed: int
+    num_cached: int
 
 
 class OutputCollector:
@@ -64,6 +75,7 @@ class OutputCollector:
         if delta.finish_reason is not None:
             completion.finish_reason = delta.finish_reason
             completion.stop_reason = delta.stop_reason
+            completion.is_ending_forced = delta.is_ending_forced
         if delta.prompt_logprobs is not None:
             output.prompt_logprobs = delta.prompt_logprobs
         output.num_cached_tokens = delta.num_cached_tokens

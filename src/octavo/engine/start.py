@@ -11,55 +11,26 @@ import hashlib
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from octavo.config import EngineConfig
 from octavo.core.blocks import BlockManager
 from octavo.core.scheduler import Scheduler
 from octavo.engine import clock
-from octavo.engine.backend import Backend, choose_backend
-from octavo.engine.chat import ChatTemplate, encode_chat
+from octavo.engine.backend import Backend, check_quantizable, choose_backend
 from octavo.engine.engine import Engine
-from octavo.engine.intake import Intake, sampling_defaults
-from octavo.engine.load import ModelFiles, open_model
+from octavo.engine.face import Chat, open_face
+from octavo.engine.grammar import GrammarCompiler
+from octavo.engine.intake import Intake
+from octavo.engine.load import ModelFiles
 from octavo.engine.machine import GIB, available_memory
 from octavo.engine.resolve import CacheSettings, resolve_cache
 from octavo.engine.text import TokenBytes
-from octavo.errors import ChatTemplateError, SettingError
+from octavo.errors import SettingError
 from octavo.executors.executor import Executor
 from octavo.models.registry import WeightReader, build_program
 from octavo.weights.source import TensorSource
 from octavo.weights.tokenizer import Tokenizer
-
-
-class Chat:
-    """Turns conversations into token ids with one model's tokenizer and template."""
-
-    def __init__(self, tokenizer: Tokenizer | None, override: str | None) -> None:
-        self._tokenizer = tokenizer
-        self._override = override
-
-    @property
-    def has_template(self) -> bool:
-        """Whether `encode` can work at all."""
-        if self._tokenizer is None:
-            return False
-        return self._override is not None or bool(self._tokenizer.chat_templates)
-
-    def encode(
-        self, messages: Any, *, tools: Any = None, chat_template: str | None = None, **options: Any
-    ) -> list[int]:
-        """Return the prompt's ids; raises ChatTemplateError. Options are those of `encode_chat`."""
-        if self._tokenizer is None:
-            raise ChatTemplateError("This model came without a tokenizer, so it cannot chat.")
-        template = ChatTemplate.of(
-            self._tokenizer,
-            override=chat_template or self._override,
-            with_tools=bool(tools),
-            now=clock.now(),
-        )
-        return encode_chat(self._tokenizer, template, messages, tools=tools, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +46,17 @@ class StartedEngine:
 
 def start_engine(config: EngineConfig) -> StartedEngine:
     """Load a model and start its engine in this process."""
-    template = _read_template(config.chat_template)
-    files = open_model(config.model)
+    face = open_face(config)
+    files = face.files
     program = build_program(files.config)
     weights = WeightReader(files.config, program, files.source)
-    tokenizer = _tokenizer(config, files)
+    tokenizer = face.tokenizer
     backend = choose_backend(config, program)
+    check_quantizable(config, program, weights)
     cache = resolve_cache(
         config,
         max_context=program.max_context,
-        values_per_token=int(program.kv_bytes_per_token(element_size=1)),
+        kv_groups=program.kv_groups,
         available=_free_beside(backend.weight_bytes(program, weights), available_memory()),
     )
     digest = _weights_digest(files.source)
@@ -105,14 +77,14 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         intake=intake,
         decoder=_decoder(tokenizer, program.vocab_size),
         clock=clock.monotonic,
+        compiler=None if tokenizer is None else GrammarCompiler(tokenizer, program.vocab_size),
     )
-    use_defaults = config.generation_config == "auto"
     return StartedEngine(
         engine=engine,
         tokenizer=tokenizer,
-        chat=Chat(tokenizer, template),
-        sampling_defaults=sampling_defaults(files.generation_config) if use_defaults else {},
-        reasons=(_describe(files, executor, backend), *cache.reasons),
+        chat=face.chat,
+        sampling_defaults=face.sampling_defaults,
+        reasons=(_describe(files, executor, backend), *executor.notes, *cache.reasons),
     )
 
 
@@ -179,19 +151,3 @@ def _decoder(tokenizer: Tokenizer | None, vocab_size: int) -> TokenBytes | None:
     if tokenizer is None or vocab_size <= tokenizer.vocab_size:
         return tokenizer
     return PaddedDecoder(tokenizer)
-
-
-def _tokenizer(config: EngineConfig, files: ModelFiles) -> Tokenizer | None:
-    if config.tokenizer is None:
-        return files.tokenizer()
-    path = Path(config.tokenizer)
-    return Tokenizer.from_directory(path.parent if path.is_file() else path)
-
-
-def _read_template(name: str | None) -> str | None:
-    if name is None:
-        return None
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise SettingError(f"chat_template: cannot read {name}: {error}.") from None

@@ -16,10 +16,13 @@ from octavo.core.scheduler import Scheduler
 class EngineStats:
     """The engine after one step. Counts in sequences, blocks, tokens; times in seconds.
 
-    waiting: why sequences wait ("new", "preempted", "blocks", "max_num_seqs") to how many do.
+    waiting: why sequences wait ("new", "preempted", "blocks", "max_num_seqs"; "grammar":
+        it is being compiled) to how many do.
     num_cached_blocks: blocks, free or used, whose content can be found by its tokens.
     num_empty_slots: allocated token slots that hold nothing; waste is their share.
-    num_reused_tokens: prompt tokens found in the cache, counted once per request.
+    num_queried_tokens, num_reused_tokens: prompt tokens that the cache was asked for, and found
+        in it, counted once per request.
+    num_recomputed_tokens: tokens lost by preemption and computed again.
     """
 
     step: int
@@ -32,11 +35,14 @@ class EngineStats:
     num_empty_slots: int
     block_size: int
     num_prompt_tokens: int
+    num_queried_tokens: int
     num_reused_tokens: int
     num_computed_tokens: int
     num_generated_tokens: int
     num_recomputed_tokens: int
     num_preemptions: int
+    num_forks: int
+    num_evicted_blocks: int
     step_time: float
 
     @property
@@ -61,13 +67,21 @@ class EngineStats:
         return self.num_empty_slots / slots if slots else 0.0
 
 
-def take_snapshot(scheduler: Scheduler, *, step: int, step_time: float) -> EngineStats:
-    """Return the state of `scheduler` as it stands between two steps."""
+def take_snapshot(
+    scheduler: Scheduler, *, step: int, step_time: float, num_compiling: int = 0
+) -> EngineStats:
+    """Return the state of `scheduler` as it stands between two steps.
+
+    num_compiling: requests whose grammars are being compiled, which it has not seen.
+    """
     blocks, counters = scheduler.blocks, scheduler.counters
+    waiting = Counter(s.why_waiting for s in scheduler.waiting)
+    if num_compiling:
+        waiting["grammar"] = num_compiling
     return EngineStats(
         step=step,
         num_running=len(scheduler.running),
-        waiting=dict(Counter(s.why_waiting for s in scheduler.waiting)),
+        waiting=dict(waiting),
         num_blocks=blocks.pool.num_blocks,
         num_free_blocks=blocks.pool.num_free,
         num_cached_blocks=blocks.num_cached,
@@ -75,10 +89,13 @@ def take_snapshot(scheduler: Scheduler, *, step: int, step_time: float) -> Engin
         num_empty_slots=blocks.num_empty_slots(scheduler.running),
         block_size=blocks.block_size,
         num_prompt_tokens=counters.num_prompt_tokens,
+        num_queried_tokens=counters.num_queried_tokens,
         num_reused_tokens=counters.num_reused_tokens,
         num_computed_tokens=counters.num_computed_tokens,
         num_generated_tokens=counters.num_generated_tokens,
         num_recomputed_tokens=counters.num_recomputed_tokens,
         num_preemptions=counters.num_preemptions,
+        num_forks=counters.num_forks,
+        num_evicted_blocks=blocks.num_evicted,
         step_time=step_time,
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Ordered
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
-from octavo.request import SamplingParams
+from octavo.request import Reasoning, SamplingParams
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
@@ -127,15 +127,53 @@ class StopStrings:
         return best
 
 
+class AnswerStart:
+    """Finds where the answer begins in an output with reasoning (see `Reasoning`)."""
+
+    __slots__ = ("_held", "_reasoning", "_state")
+
+    def __init__(self, reasoning: Reasoning) -> None:
+        self._reasoning = reasoning
+        self._held = ""
+        self._state = "thought" if reasoning.is_open else "start"
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Return the text that is none of the answer, its markers with it, and the answer's."""
+        if self._state == "answer":
+            return "", text
+        self._held += text
+        before = ""
+        if self._state == "start":
+            start = self._reasoning.start
+            if self._held.startswith(start):
+                before, self._held, self._state = start, self._held[len(start) :], "thought"
+            elif not start.startswith(self._held):
+                self._state = "answer"
+                return "", self._held
+        if self._state == "thought":
+            thought, end, answer = self._held.partition(self._reasoning.end)
+            if end:
+                self._state = "answer"
+                return before + thought + end, answer
+            certain = max(0, len(thought) - len(self._reasoning.end) + 1)
+            before, self._held = before + thought[:certain], thought[certain:]
+        return before, ""
+
+    def finish(self) -> str:
+        """Return what was held back."""
+        return "" if self._state == "answer" else self._held
+
+
 class OutputText:
     """The text of one sequence: its tokens through both classes above.
 
     num_tokens: tokens pushed so far, up to and with the one that completed the stop string; those
     after it, of the same push, are no part of the output. Stop strings do not count in the first
-    `params.min_tokens` tokens: as in vLLM, one must end in the text of a later token.
+    `params.min_tokens` tokens: as in vLLM, one must end in the text of a later token. Nor do they
+    count in the reasoning part.
     """
 
-    __slots__ = ("_detokenizer", "_min_tokens", "_parts", "_stops", "num_tokens")
+    __slots__ = ("_answer", "_detokenizer", "_min_tokens", "_parts", "_stops", "num_tokens")
 
     def __init__(self, tokenizer: TokenBytes, params: SamplingParams) -> None:
         self._detokenizer = IncrementalDetokenizer(
@@ -145,6 +183,7 @@ class OutputText:
         self._stops = (
             StopStrings(stops, include=params.include_stop_str_in_output) if stops else None
         )
+        self._answer = AnswerStart(params.reasoning) if params.reasoning and stops else None
         self._min_tokens = params.min_tokens
         self._parts: list[str] = []
         self.num_tokens = 0
@@ -181,6 +220,9 @@ class OutputText:
                 break
             self.num_tokens += 1
             text = self._detokenizer.push((token_id,))
+            if text and self._answer is not None:
+                before, text = self._answer.push(text)
+                delta += before
             if text:
                 delta += stops.push(text, count=self.num_tokens > self._min_tokens)[0]
         return delta, stops.matched
@@ -193,7 +235,8 @@ class OutputText:
         if self._stops is None:
             delta = self._detokenizer.finish()
         elif self._stops.matched is None:
-            delta = self._stops.finish() + self._detokenizer.finish()
+            thought = self._answer.finish() if self._answer is not None else ""
+            delta = thought + self._stops.finish() + self._detokenizer.finish()
         else:
             delta = ""
         if delta:

@@ -6,16 +6,25 @@ prompt whose log-probabilities are wanted. Knows no model and draws nothing.
 Invariant: rows appear in the order of the plan's chunks, so results are parallel to its samples.
 """
 
+from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.core.scheduler import Chunk, StepPlan
 from octavo.executors.executor import Batch, PromptRow, SampleRow
+from octavo.request import Sequence
+
+MaskOf = Callable[[Sequence], NDArray[np.uint32] | None]
 
 
-def build_batch(plan: StepPlan) -> Batch:
-    """Return `plan` as arrays; see `Batch` for their shapes."""
+def build_batch(plan: StepPlan, mask_of: MaskOf = lambda _: None) -> Batch:
+    """Return `plan` as arrays; see `Batch` for their shapes.
+
+    mask_of: which tokens a sequence that draws may draw (see `SampleRow.mask`); its samples share
+    the mask.
+    """
     chunks = plan.chunks
     lengths = [chunk.length for chunk in chunks]
     starts = np.zeros(len(chunks) + 1, np.int32)
@@ -31,7 +40,7 @@ def build_batch(plan: StepPlan) -> Batch:
         if chunk.sequence.request.params.prompt_logprobs is not None:
             _add_prompt_rows(chunk, first_row, logit_rows, prompt_rows)
         if chunk.num_samples:
-            _add_samples(chunk, first_row, logit_rows, samples)
+            _add_samples(chunk, first_row, logit_rows, samples, mask_of)
     return Batch(
         token_ids=np.fromiter(token_ids, np.int32, plan.num_tokens),
         positions=np.fromiter(positions, np.int32, plan.num_tokens),
@@ -55,12 +64,17 @@ def _block_tables(chunks: list[Chunk]) -> np.ndarray[tuple[int, int], np.dtype[n
 
 
 def _add_samples(
-    chunk: Chunk, first_row: int, logit_rows: list[int], samples: list[SampleRow]
+    chunk: Chunk,
+    first_row: int,
+    logit_rows: list[int],
+    samples: list[SampleRow],
+    mask_of: MaskOf,
 ) -> None:
     """Ask for the logits of the chunk's last row once, however many sequences draw from them."""
     sequence = chunk.sequence
     request = sequence.request
     history = tuple(sequence.token_ids) if request.params.needs_history else ()
+    mask = mask_of(sequence)
     samples.extend(
         SampleRow(
             logit_row=len(logit_rows),
@@ -69,6 +83,7 @@ def _add_samples(
             position=len(sequence.token_ids),
             num_output=sequence.num_output_tokens,
             history=history,
+            mask=mask,
         )
         for sample in range(chunk.num_samples)
     )

@@ -26,6 +26,8 @@ class SampleRow:
     index: which of the request's n sequences draws. position: the place in the sequence that the
     token will take; the draw is u(request.seed, index, position). num_output: tokens generated so
     far. history: prompt and generated ids; empty unless `request.params.needs_history`.
+    mask: (ceil(vocab_size / 32),) words; token i is allowed if bit i % 32 of word i // 32 is set.
+    None allows every token.
     """
 
     logit_row: int
@@ -34,6 +36,7 @@ class SampleRow:
     position: int
     num_output: int
     history: Ordered[int] = ()
+    mask: NDArray[np.uint32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +109,15 @@ class StepResult:
 class Executor(Protocol):
     """Runs batches against a block pool of its own.
 
-    Bits may differ between executors, never within one.
+    Bits may differ between executors, never within one. notes: what a user should know of how the
+    weights were loaded, a line each.
     """
 
     name: str
     num_blocks: int
     block_size: int
     fingerprint: str
+    notes: tuple[str, ...]
 
     def submit(self, batch: Batch) -> Future[StepResult]:
         """Copy blocks, run the whole step, sample. Errors arrive through the future."""

@@ -1,8 +1,8 @@
 """The `Sample` operation in NumPy: from one row of logits to one token and its log-probabilities.
 
-Decides the order of the sampling parameters (vLLM's: allowed ids, bad words, min_tokens, bias,
-penalties, temperature, min_p, top_k, top_p, draw), every tie (the smaller id is the likelier) and
-what a draw depends on. Knows no batch, no model and no text. It specifies the native sampler.
+Decides the order of the sampling parameters (vLLM's: allowed ids and mask, bad words, min_tokens,
+bias, penalties, temperature, min_p, top_k, top_p, draw), every tie (the smaller id is the likelier)
+and what a draw depends on. Knows no batch, no model, no text. It specifies the native sampler.
 
 All arithmetic is float64 on exact copies of the float32 logits, summed over segments of 4,096 in
 order of ids. Invariant: the result depends on the row's logits and its `SampleRow` alone.
@@ -73,14 +73,15 @@ def sample(logits: NDArray[np.float32], row: SampleRow) -> tuple[int, TokenLogpr
 
     Logits of -inf are tokens of probability 0. A row without a finite logit, or with NaN or +inf,
     raises `OctavoError`. If the parameters leave no token, bans give way: the answer is then the
-    likeliest of `allowed_token_ids` (of all tokens without it), whatever the temperature.
+    likeliest of `allowed_token_ids` that the mask allows (of all that the mask allows, if it
+    allows none of those), whatever the temperature. A mask never gives way.
     """
     params = row.request.params
     raw_best = _checked_argmax(logits, row.request.request_id, row.position)
     values = _adjusted(logits, row)
     best = raw_best if values is logits else int(values.argmax())
     if values[best] == -math.inf:
-        token_id = _least_bad(logits, params)
+        token_id = _least_bad(logits, row)
     elif params.temperature == 0:
         token_id = best
     else:
@@ -156,13 +157,19 @@ def _adjusted(logits: NDArray[np.float32], row: SampleRow) -> Floats:
     params = row.request.params
     banned = _banned(row)
     penalised = params.needs_history and len(row.history) > 0
-    if params.allowed_token_ids is None and not (banned or params.logit_bias or penalised):
+    if (
+        params.allowed_token_ids is None
+        and row.mask is None
+        and not (banned or params.logit_bias or penalised)
+    ):
         return logits
     values: Floats = logits.astype(np.float64)
     if params.allowed_token_ids is not None:
         allowed = _known(params.allowed_token_ids, len(values))
         values = np.full(len(logits), -math.inf)
         values[allowed] = logits[allowed]
+    if row.mask is not None:
+        values[~unpacked(row.mask, len(values))] = -math.inf
     values[_known(banned, len(values))] = -math.inf
     for token_id, bias in (params.logit_bias or {}).items():
         if token_id < len(values):
@@ -170,6 +177,12 @@ def _adjusted(logits: NDArray[np.float32], row: SampleRow) -> Floats:
     if penalised:
         _penalise(values, row)
     return values
+
+
+def unpacked(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
+    """Return a mask of packed bits (see `SampleRow.mask`) as one truth per token: (vocab_size,)."""
+    little = mask.astype("<u4", copy=False).view(np.uint8)
+    return np.unpackbits(little, bitorder="little", count=vocab_size).view(np.bool_)
 
 
 def _known(ids: Iterable[int], vocab_size: int) -> Ids:
@@ -205,9 +218,18 @@ def _penalise(values: Floats, row: SampleRow) -> None:
         values[ids] -= params.frequency_penalty * counts + params.presence_penalty
 
 
-def _least_bad(logits: NDArray[np.float32], params: SamplingParams) -> int:
-    """The likeliest token that the caller allows: a ban gives way before a whitelist does."""
-    allowed = np.sort(_known(params.allowed_token_ids or (), len(logits)))
+def _least_bad(logits: NDArray[np.float32], row: SampleRow) -> int:
+    """The likeliest token that may be drawn: a ban gives way before a whitelist does."""
+    allowed = np.unique(_known(row.request.params.allowed_token_ids or (), len(logits)))
+    if row.mask is not None:
+        permitted = np.flatnonzero(unpacked(row.mask, len(logits)))
+        both = np.intersect1d(allowed, permitted, assume_unique=True)
+        allowed = both if len(both) else permitted
+        if not len(allowed):
+            raise OctavoError(
+                f"The grammar of request {row.request.request_id} allows no token at position "
+                f"{row.position}."
+            )
     return int(allowed[logits[allowed].argmax()]) if len(allowed) else int(logits.argmax())
 
 

@@ -97,6 +97,10 @@ class WeightReader:
         num_rows = self._source.tensors[origin.tensor].shape[0]
         return origin.arrange(self._source.raw(origin.tensor).reshape(num_rows, -1))
 
+    def release(self, parameter: str) -> None:
+        """Give back the memory of a matrix's stored bytes, once they are packed."""
+        self._source.release(self._origins[parameter].tensor)
+
 
 def _family(name: object, known: Mapping[str, Family], field: str) -> Family:
     if not isinstance(name, str):

@@ -8,7 +8,7 @@ import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,17 @@ class MappedTensors:
         stored = self.raw(name)
         info = self.tensors[name]
         return dequantize(stored, info.dtype).reshape(info.shape)
+
+    def release(self, name: str) -> None:
+        """Give back the memory that a tensor's bytes take; views read them from the file again."""
+        stored = self.raw(name)
+        if not stored.size or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        # A view's base is the array over the whole file, whose own is a memoryview of the mapping.
+        file: Any = stored.base
+        start = stored.ctypes.data - file.ctypes.data
+        page = start // mmap.PAGESIZE * mmap.PAGESIZE
+        file.base.obj.madvise(mmap.MADV_DONTNEED, page, start + stored.size - page)
 
     def close(self) -> None:
         """Let go of the file; the mapping ends when the last view that was handed out does."""

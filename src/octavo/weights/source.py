@@ -99,6 +99,10 @@ class TensorSource(Protocol):
         """
         ...
 
+    def release(self, name: str) -> None:
+        """Give back the memory that a tensor's bytes take; views read them from the file again."""
+        ...
+
     def close(self) -> None:
         """Let go of the file; views that were handed out stay valid."""
         ...

@@ -1,0 +1,547 @@
+"""What a server sees of an engine: prepare, generate, abort, stats. `ThreadClient` runs it here.
+
+Decides how a request's deltas reach the coroutine that waits for them, and what a client says of
+its engine's state. Knows neither HTTP nor what a step computes.
+
+Invariant: each accepted request's stream ends exactly once: with its last delta or with an error.
+"""
+
+import asyncio
+import enum
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.config import EngineConfig
+from octavo.engine import clock
+from octavo.engine.face import ModelFace, open_face
+from octavo.engine.intake import Intake, Prompt
+from octavo.engine.messages import (
+    Abort,
+    Add,
+    Answered,
+    Command,
+    Event,
+    Ready,
+    ResetPrefixCache,
+    Stepped,
+    Stop,
+)
+from octavo.engine.outputs import OutputDelta, PromptProgress
+from octavo.engine.stats import EngineStats
+from octavo.errors import EngineDeadError, InvalidParameterError, OctavoError, RetryLaterError
+from octavo.request import Request, SamplingParams
+
+Observer = Callable[[Stepped | None], None]
+# Texts of more characters are tokenised beside the event loop.
+LONG_TEXT = 20_000
+
+
+class EngineState(enum.StrEnum):
+    """Where an engine stands, as its client knows it."""
+
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatus:
+    """The engine's state, and why it is in it.
+
+    silent_seconds: since the last step while requests run, else 0. retry_after: seconds until it
+    may take requests, where it does not now.
+    """
+
+    state: EngineState
+    reason: str = ""
+    silent_seconds: float = 0.0
+    is_silent_too_long: bool = False
+    retry_after: float | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be served now."""
+        return self.state is EngineState.READY and not self.is_silent_too_long
+
+
+class DeltaStream:
+    """The deltas of one request, and its progress while the prompt is computed.
+
+    Iterating raises what ended the request early. `is_started`: a step has worked on it.
+    """
+
+    def __init__(self, request: Request, on_close: Callable[["DeltaStream"], None]) -> None:
+        self.request = request
+        self.is_started = False
+        self.is_over = False
+        self._on_close = on_close
+        self._start_calls: list[Callable[[], None]] = []
+        self._items: deque[OutputDelta | PromptProgress] = deque()
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def __aiter__(self) -> "DeltaStream":
+        return self
+
+    async def begun(self) -> None:
+        """Wait until there is something to read; raises where that is an error."""
+        while not self._items and not self.is_over:
+            await self._wait()
+        if self._error is not None and all(_is_failure(item) for item in self._items):
+            raise self._error
+
+    async def __anext__(self) -> OutputDelta | PromptProgress:
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            if self.is_over:
+                raise StopAsyncIteration
+            await self._wait()
+        return self._items.popleft()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    async def accepted(self) -> None:
+        """Wait until the engine has taken the request; raises why not."""
+        await self._answered
+
+    def on_start(self, call: Callable[[], None]) -> None:
+        """Call `call` once, when a step works on the request or it ends without."""
+        if self.is_started or self.is_over:
+            call()
+        else:
+            self._start_calls.append(call)
+
+    def close(self) -> None:
+        """Abort the request unless it is over; a second call does nothing."""
+        if not self.is_over:
+            self.is_over = True
+            self._on_close(self)
+        self._items.clear()
+        self._leave_queue()
+        self._wake()
+
+    def end_early(self, error: Exception) -> None:
+        """Abort the request, and let its reader get `error`."""
+        if not self.is_over:
+            self.fail(error)
+            self._on_close(self)
+
+    def push(self, item: OutputDelta | PromptProgress) -> None:
+        """Add one item; the last delta ends the stream."""
+        self.is_started = True
+        self._leave_queue()
+        self._items.append(item)
+        if isinstance(item, OutputDelta):
+            self._error = self._error or item.error
+            self.is_over = item.is_last
+        self._wake()
+
+    def answer(self, error: Exception | None = None) -> None:
+        """Say that the engine has taken the request, or refused it with `error`."""
+        if error is not None:
+            self.is_over = True
+        if self._answered.done():
+            return
+        if error is None:
+            self._answered.set_result(None)
+        else:
+            self._answered.set_exception(error)
+
+    def fail(self, error: Exception) -> None:
+        """End the stream with `error`, unless it is over."""
+        if self.is_over:
+            return
+        self.is_over, self._error = True, error
+        self._items.clear()
+        self.answer(error)
+        self._leave_queue()
+        self._wake()
+
+    def _leave_queue(self) -> None:
+        calls, self._start_calls = self._start_calls, []
+        for call in calls:
+            call()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _is_failure(item: OutputDelta | PromptProgress) -> bool:
+    return isinstance(item, OutputDelta) and item.error is not None
+
+
+class OpenRequests:
+    """The streams of one engine's requests, by id; takes its events."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, DeltaStream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._streams
+
+    def add(self, stream: DeltaStream) -> None:
+        """Begin to route deltas to a stream."""
+        self._streams[stream.request.request_id] = stream
+
+    def remove(self, request_id: str) -> DeltaStream | None:
+        """Stop routing; what still comes for the request is dropped."""
+        return self._streams.pop(request_id, None)
+
+    def take_answers(self, answered: Answered) -> None:
+        """Tell streams whether they were accepted."""
+        for request_id in answered.accepted:
+            if (stream := self._streams.get(request_id)) is not None:
+                stream.answer()
+        for request_id, error in answered.refused:
+            if (stream := self._streams.pop(request_id, None)) is not None:
+                stream.answer(error)
+
+    def take_step(self, stepped: Stepped) -> None:
+        """Hand each stream what a step brought it."""
+        for progress in stepped.progress:
+            if (stream := self._streams.get(progress.request_id)) is not None:
+                stream.push(progress)
+        for delta in stepped.deltas:
+            if (stream := self._streams.get(delta.request_id)) is not None:
+                stream.push(delta)
+                if delta.is_last:
+                    del self._streams[delta.request_id]
+
+    def fail_all(self, error: Exception) -> None:
+        """End every stream with an error."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error)
+
+
+class EngineClient(Protocol):
+    """One engine, wherever it runs. All of it belongs to one event loop.
+
+    face: tokenizer, chat and defaults. reasons: how settings were resolved, once it is ready.
+    """
+
+    config: EngineConfig
+    face: ModelFace
+
+    @property
+    def intake(self) -> Intake:
+        """What builds valid requests; raises RetryLaterError before the engine was ever ready."""
+        ...
+
+    @property
+    def reasons(self) -> list[str]:
+        """How open settings were resolved."""
+        ...
+
+    @property
+    def status(self) -> ClientStatus:
+        """The engine's state."""
+        ...
+
+    @property
+    def num_restarts(self) -> int:
+        """How often an engine was started in place of one that ended."""
+        ...
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens that the engine has computed per second of work; None before it has worked."""
+        ...
+
+    async def start(self) -> None:
+        """Wait until the engine takes requests; raises why it cannot."""
+        ...
+
+    async def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+    ) -> Request:
+        """Tokenise and validate; raises a `BadRequestError` that names field and limit."""
+        ...
+
+    async def generate(self, request: Request) -> DeltaStream:
+        """Hand over a prepared request; returns its stream once the engine has accepted it.
+
+        Raises a `BadRequestError`, or a `RetryLaterError` where no engine takes requests.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request, if it still runs: its blocks are free before the next step is planned."""
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """Let no later request reuse what is cached now."""
+        ...
+
+    def observe(self, observer: Observer) -> None:
+        """Call `observer` with every step from now on, and with None when an engine has ended."""
+        ...
+
+    def stats(self) -> EngineStats | None:
+        """Return the latest snapshot, at most a fraction of a second old; None before any."""
+        ...
+
+    async def close(self) -> None:
+        """End every request and the engine."""
+        ...
+
+
+class ClientBase:
+    """What the clients share: everything but how messages travel.
+
+    A subclass implements `_send`, `start`, `close` and `status`, and passes every event to `_take`.
+    """
+
+    def __init__(self, config: EngineConfig, face: ModelFace | None = None) -> None:
+        self.config = config
+        self.face = face or open_face(config)
+        self.num_restarts = 0
+        self._state = EngineState.LOADING
+        self._reason = "the model is being loaded"
+        self._ready: Ready | None = None
+        self._intake: Intake | None = None
+        self._stats: EngineStats | None = None
+        self._requests = OpenRequests()
+        self._last_beat = 0.0
+        self._last_step_seconds = 0.0
+        self._busy_seconds = 0.0
+        self._observers: list[Observer] = []
+
+    @property
+    def intake(self) -> Intake:
+        """See `EngineClient`."""
+        if self._intake is None:
+            raise RetryLaterError(f"The engine is not ready: {self._reason}.", 1.0)
+        return self._intake
+
+    @property
+    def reasons(self) -> list[str]:
+        """See `EngineClient`."""
+        return [] if self._ready is None else self._ready.reasons
+
+    def stats(self) -> EngineStats | None:
+        """See `EngineClient`."""
+        return self._stats
+
+    def observe(self, observer: Observer) -> None:
+        """See `EngineClient`."""
+        self._observers.append(observer)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """See `EngineClient`."""
+        if self._stats is None or not self._busy_seconds:
+            return None
+        return self._stats.num_computed_tokens / self._busy_seconds or None
+
+    async def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+    ) -> Request:
+        """See `EngineClient`."""
+        intake = self.intake
+
+        def build() -> Request:
+            return intake.build(
+                prompt,
+                params,
+                request_id=request_id,
+                number=0,  # the engine derives the seed
+                arrival_time=clock.monotonic(),
+                priority=priority,
+            )
+
+        text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+        if isinstance(text, str) and len(text) > LONG_TEXT:
+            return await asyncio.to_thread(build)
+        return build()
+
+    async def generate(self, request: Request) -> DeltaStream:
+        """See `EngineClient`."""
+        self._require_ready()
+        if request.request_id in self._requests:
+            raise InvalidParameterError("request_id", request.request_id, "one that is not in use")
+        stream = DeltaStream(request, self._abandon)
+        if not self._requests:
+            self._last_beat = clock.monotonic()  # silence counts from here
+        self._requests.add(stream)
+        self._send(
+            Add(
+                request.request_id,
+                request.prompt_token_ids,
+                request.params,
+                request.priority,
+                request.extra_keys[0] if request.extra_keys else None,
+            )
+        )
+        try:
+            await stream.accepted()
+        except asyncio.CancelledError:
+            stream.close()
+            raise
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """See `EngineClient`."""
+        stream = self._requests.remove(request_id)
+        if stream is not None:
+            stream.is_over = True
+            self._send(Abort(request_id))
+
+    def reset_prefix_cache(self) -> None:
+        """See `EngineClient`."""
+        self._require_ready()
+        self._send(ResetPrefixCache())
+
+    def _abandon(self, stream: DeltaStream) -> None:
+        self.abort(stream.request.request_id)
+
+    def _require_ready(self) -> None:
+        if self._state is not EngineState.READY:
+            retry = self.status.retry_after
+            raise RetryLaterError(f"The engine is {self._state}: {self._reason}.", retry)
+
+    @property
+    def status(self) -> ClientStatus:
+        """See `EngineClient`."""
+        return ClientStatus(self._state, self._reason)
+
+    def _send(self, command: Command) -> None:
+        raise NotImplementedError
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> None:
+        """Bring one event to whom it concerns."""
+        self._last_beat = clock.monotonic()
+        match event:
+            case Stepped():
+                self._last_step_seconds = event.seconds
+                self._busy_seconds += event.seconds
+                self._stats = event.stats or self._stats
+                self._tell(event)
+                self._requests.take_step(event)
+            case Answered():
+                self._requests.take_answers(event)
+            case Ready():
+                self._become_ready(event)
+            case _:
+                pass
+
+    def _tell(self, step: Stepped | None) -> None:
+        for observer in self._observers:
+            observer(step)
+
+    def _end_requests(self, error: Exception) -> None:
+        """The engine is gone: each of its requests gets `error`."""
+        self._stats = None
+        self._tell(None)
+        self._requests.fail_all(error)
+
+    def _become_ready(self, ready: Ready) -> None:
+        self._ready = ready
+        self._stats = ready.stats
+        self._busy_seconds = 0.0
+        self._state, self._reason = EngineState.READY, ""
+        self._intake = Intake(
+            tokenizer=self.face.tokenizer,
+            vocab_size=ready.vocab_size,
+            max_model_len=ready.max_model_len,
+            max_pool_tokens=ready.max_pool_tokens,
+            seed=self.config.seed,
+        )
+
+
+class _ThreadPort:
+    """Two queues as the port of an engine loop."""
+
+    def __init__(self, deliver: Callable[[Event], None]) -> None:
+        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._deliver = deliver
+
+    def receive(self, *, wait: bool) -> list[Command]:
+        """See `Port`."""
+        received: list[Command] = []
+        try:
+            while True:
+                received.append(self.commands.get(block=wait and not received))
+        except queue.Empty:
+            return received
+
+    def send(self, event: Event) -> None:
+        """See `Port`."""
+        self._deliver(event)
+
+
+class ThreadClient(ClientBase):
+    """An engine in a thread of this process: the same loop and messages, without supervision."""
+
+    _port: _ThreadPort
+    _thread: threading.Thread
+
+    async def start(self) -> None:
+        """See `EngineClient`."""
+        from octavo.engine.start import start_engine
+
+        self._loop = asyncio.get_running_loop()
+        self._port = _ThreadPort(self._deliver)
+        started = await asyncio.to_thread(start_engine, self.config)
+        self._engine = started.engine
+        from octavo.engine.loop import EngineLoop, describe_ready
+
+        self._become_ready(describe_ready(started))
+        engine_loop = EngineLoop(started.engine, self._port, clock.monotonic)
+        self._thread = threading.Thread(target=self._run, args=(engine_loop.run,), daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """See `EngineClient`."""
+        if self._state in (EngineState.LOADING, EngineState.CLOSED):
+            return
+        self._state, self._reason = EngineState.CLOSED, "it was closed"
+        self._send(Stop())
+        await asyncio.to_thread(self._thread.join)
+        self._engine.close()
+        self._end_requests(OctavoError("The engine was closed."))
+
+    def _run(self, serve: Callable[[], None]) -> None:
+        try:
+            serve()
+        except Exception as error:
+            self._loop.call_soon_threadsafe(self._die, error)
+            raise
+
+    def _die(self, error: Exception) -> None:
+        self._state, self._reason = EngineState.FAILED, f"it broke: {type(error).__name__}"
+        self._end_requests(EngineDeadError("The engine broke while the request ran."))
+
+    def _deliver(self, event: Event) -> None:
+        # The loop is closed where the server has gone first; then nobody waits.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._take, event)
+
+    def _send(self, command: Command) -> None:
+        self._port.commands.put(command)

@@ -1,0 +1,166 @@
+"""What crosses between a server and the process that computes: typed, one frame per message.
+
+Decides the form of commands and events on the wire. Knows neither sockets nor the engine's inside.
+
+Invariant: what was encoded decodes to an equal value; an exception keeps its type if it is one of
+`octavo.errors`, and becomes an `OctavoError` if not.
+"""
+
+from typing import Any
+
+import msgspec
+
+from octavo import errors
+from octavo.engine.outputs import OutputDelta, PromptProgress
+from octavo.engine.stats import EngineStats
+from octavo.request import SamplingParams
+
+HEADER_BYTES = 4  # a frame's length, little-endian, before its content
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+class Add(msgspec.Struct, tag=True, frozen=True):
+    """Queue a request; `Answered` says whether it was accepted."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class Abort(msgspec.Struct, tag=True, frozen=True):
+    """End a request, before the next step is planned."""
+
+    request_id: str
+
+
+class ResetPrefixCache(msgspec.Struct, tag=True, frozen=True):
+    """Forget what the cache holds."""
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """End the loop."""
+
+
+Command = Add | Abort | ResetPrefixCache | Stop
+
+
+# --- events -------------------------------------------------------------------------------------
+
+
+class Loading(msgspec.Struct, tag=True, frozen=True):
+    """What the engine is busy with before it is ready."""
+
+    stage: str
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """The engine takes requests. `reasons` says how open settings were resolved."""
+
+    reasons: list[str]
+    vocab_size: int
+    max_model_len: int
+    max_pool_tokens: int
+    stats: EngineStats
+
+
+class StartFailed(msgspec.Struct, tag=True, frozen=True):
+    """The engine cannot start."""
+
+    error: Exception
+
+
+class Answered(msgspec.Struct, tag=True, frozen=True):
+    """Which requests were accepted, and which refused, since the last step."""
+
+    accepted: list[str]
+    refused: list[tuple[str, Exception]]
+
+
+class Stepped(msgspec.Struct, tag=True, frozen=True):
+    """One step: the heartbeat, and everything it brought. `seconds` is how long it took.
+
+    stats: now and then, and whenever nothing is left to do.
+    """
+
+    seconds: float
+    deltas: list[OutputDelta]
+    progress: list[PromptProgress]
+    stats: EngineStats | None = None
+
+
+Event = Loading | Ready | StartFailed | Answered | Stepped
+
+
+# --- on the wire --------------------------------------------------------------------------------
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    """An exception: the name of its class, its message and its further attributes."""
+
+    kind: str
+    message: str
+    attributes: dict[str, Any]
+
+
+def _to_failure(value: Any) -> _Failure:
+    if isinstance(value, Exception):
+        return _Failure(type(value).__name__, str(value), dict(vars(value)))
+    raise NotImplementedError(f"{type(value).__name__} does not cross processes")
+
+
+def _to_exception(kind: type, value: Any) -> Exception:
+    failure = msgspec.convert(value, _Failure)
+    found = getattr(errors, failure.kind, None)
+    if not (isinstance(found, type) and issubclass(found, errors.OctavoError)):
+        return errors.OctavoError(f"{failure.kind}: {failure.message}".rstrip(": "))
+    # Their constructors make the message from parts; here it is made already.
+    error: Exception = found.__new__(found)
+    error.args = (failure.message,)
+    vars(error).update(failure.attributes)
+    return error
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_failure)
+_COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_EVENTS: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event, dec_hook=_to_exception)
+
+
+def encode(message: Command | Event) -> bytes:
+    """Return one frame."""
+    content = _ENCODER.encode(message)
+    return len(content).to_bytes(HEADER_BYTES, "little") + content
+
+
+def decode_command(content: bytes | memoryview) -> Command:
+    """Return the command in a frame's content."""
+    return _COMMANDS.decode(content)
+
+
+def decode_event(content: bytes | memoryview) -> Event:
+    """Return the event in a frame's content."""
+    return _EVENTS.decode(content)
+
+
+class FrameBuffer:
+    """Cuts a stream of bytes into the contents of frames."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def push(self, received: bytes) -> list[bytes]:
+        """Return the contents that became whole."""
+        self._bytes += received
+        contents, start = [], 0
+        while len(self._bytes) - start >= HEADER_BYTES:
+            first = start + HEADER_BYTES
+            end = first + int.from_bytes(self._bytes[start:first], "little")
+            if len(self._bytes) < end:
+                break
+            contents.append(bytes(self._bytes[first:end]))
+            start = end
+        del self._bytes[:start]
+        return contents

@@ -1,0 +1,1 @@
+"""The load generator: what is sent to a server, when, and what came of it."""

@@ -1,0 +1,1 @@
+"""HTTP in OpenAI's form, over an engine's client."""

@@ -1,0 +1,284 @@
+"""Queue bounds, deadlines, disconnects and the drain, with a slow or blocked engine."""
+
+import asyncio
+import json
+import random
+import socket
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+
+from octavo.errors import QueueFullError
+from octavo.executors.executor import Batch, StepResult
+from octavo.server.admission import Admission
+from tests.engines import assert_idle
+from tests.server.serving import (
+    PATIENCE,
+    Calls,
+    ThreadServer,
+    completion,
+    engine_config,
+    read_events,
+)
+
+PATH = "/v1/completions"
+
+
+class Gated:
+    """An executor whose steps wait until `open` is set."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.open = threading.Event()
+        self.entered = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def submit(self, batch: Batch) -> Future[StepResult]:
+        self.entered.set()
+        assert self.open.wait(PATIENCE)
+        return self._inner.submit(batch)  # type: ignore[no-any-return]
+
+
+def block(server: ThreadServer) -> Gated:
+    """Hold the engine's steps back until the gate is opened."""
+    gate = Gated(server.engine.executor)
+    server.engine.executor = gate
+    return gate
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def until(server: ThreadServer, condition: Any) -> None:
+    """Wait, on the server's loop, until something holds."""
+    asyncio.run_coroutine_threadsafe(_until(condition), server.loop).result(PATIENCE)
+
+
+def until_idle(server: ThreadServer) -> None:
+    """Wait until the server has nothing open and its engine nothing to do."""
+    until(server, lambda: server.service.admission.num_open == 0)
+    until(server, lambda: not server.engine.has_unfinished)
+    assert_idle(server.engine)
+
+
+# --- admission ----------------------------------------------------------------------------------
+
+
+@pytest.mark.case("S61")
+def test_surplus_beyond_the_queue_gets_429_at_once() -> None:
+    config = engine_config(max_num_seqs=1, max_num_batched_tokens=64)
+    with ThreadServer(config, max_waiting_requests=2) as server, server.calls() as calls:
+        gate = block(server)
+        with ThreadPoolExecutor(5) as pool:
+            posts = [pool.submit(calls.post, PATH, json=completion()) for _ in range(5)]
+            done = 0
+            refused = []
+            for post in posts:
+                try:
+                    refused.append(post.result(0.5))
+                except TimeoutError:
+                    done += 1
+            assert (len(refused), done) == (2, 3)
+            gate.open.set()
+            replies = [post.result(PATIENCE) for post in posts]
+        assert sorted(r.status_code for r in replies) == [200, 200, 200, 429, 429]
+        for reply in refused:
+            assert reply.status_code == 429
+            assert int(reply.headers["retry-after"]) >= 1
+            assert reply.json()["error"]["code"] == "queue_full"
+        until_idle(server)
+
+
+def test_waiting_tokens_are_bounded() -> None:
+    with ThreadServer(max_waiting_tokens=100) as server, server.calls() as calls:
+        gate = block(server)
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(calls.post, PATH, json=completion([5] * 90))
+            until(server, lambda: server.service.admission.num_waiting_tokens == 90)
+            calls.refusal(PATH, completion([6] * 90), 429)
+            gate.open.set()
+            assert first.result(PATIENCE).status_code == 200
+
+
+def test_backlog_sets_retry_after_from_the_measured_rate() -> None:
+    admission = Admission(max_requests=10, max_tokens=10_000, num_seats=1, rate=lambda: 50.0)
+    ticket = admission.enter()
+    ticket.add_tokens(1500)
+    assert admission.backlog_seconds() == 30
+    with pytest.raises(QueueFullError) as caught:
+        admission.check_tokens(9000)
+    assert caught.value.retry_after == 30
+    ticket.start()
+    ticket.leave()
+    ticket.leave()
+    assert (admission.num_open, admission.num_waiting_tokens) == (0, 0)
+
+
+def test_prompt_longer_than_the_token_limit_is_taken_alone() -> None:
+    admission = Admission(max_requests=10, max_tokens=100, num_seats=1, rate=lambda: None)
+    admission.enter().add_tokens(500)
+    with pytest.raises(QueueFullError):
+        admission.enter().add_tokens(1)
+
+
+def test_request_that_waits_too_long_gets_an_error_of_its_own() -> None:
+    with ThreadServer(queue_timeout=0.05) as server, server.calls() as calls:
+        gate = block(server)
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(calls.post, PATH, json=completion())
+            assert gate.entered.wait(PATIENCE)
+            error = first.result(PATIENCE)
+            assert error.status_code == 503
+            assert error.json()["error"]["code"] == "queue_timeout"
+            gate.open.set()
+        until_idle(server)
+        assert calls.complete()["choices"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_deadline_ends_a_request(stream: bool) -> None:
+    with ThreadServer() as server, server.calls() as calls:
+        gate = block(server)
+        threading.Timer(0.3, gate.open.set).start()
+        fields = completion(timeout=0.05, max_tokens=900, stream=stream)
+        assert calls.refusal(PATH, fields, 504)["code"] == "deadline_exceeded"
+        gate.open.set()
+        until_idle(server)
+
+
+# --- disconnects --------------------------------------------------------------------------------
+
+
+@pytest.mark.case("V50", "S56")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("when", ["queued", "prefill", "decode"])
+def test_client_that_leaves_ends_its_request(stream: bool, when: str) -> None:
+    config = engine_config(max_num_seqs=1, max_num_batched_tokens=64)
+    with ThreadServer(config) as server, server.calls() as other, server.calls() as calls:
+        gate = block(server)
+        if when == "decode":
+            gate.open.set()
+        with ThreadPoolExecutor(1) as pool:
+            if when == "queued":
+                first = pool.submit(other.post, PATH, json=completion())
+                assert gate.entered.wait(PATIENCE)
+            prompt = [5] * (700 if when == "prefill" else 3)
+            leave(calls, completion(prompt, max_tokens=300, stream=stream), server)
+            gate.open.set()
+            if when == "queued":
+                assert first.result(PATIENCE).status_code == 200
+        until_idle(server)
+        assert server.engine.stats().num_generated_tokens < 300 + 8
+
+
+def leave(calls: Calls, fields: dict[str, Any], server: ThreadServer) -> None:
+    """Send a request and close the connection once the server has it."""
+    address = urlsplit(server.address)
+    body = json.dumps(fields).encode()
+    before = server.service.admission.num_open
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % len(body) + body
+        )
+        until(server, lambda: server.service.admission.num_open > before)
+
+
+@pytest.mark.case("S57", "V50")
+def test_random_cancels_leave_no_block_behind() -> None:
+    config = engine_config(num_gpu_blocks_override=64, max_num_seqs=16)
+    with ThreadServer(config) as server:
+        asyncio.run(_cancel_at_random(server.address, 120))
+        until_idle(server)
+        with server.calls() as calls:
+            assert calls.complete()["choices"]
+
+
+async def _cancel_at_random(address: str, number: int) -> None:
+    chance = random.Random(0)
+
+    async def one(client: httpx2.AsyncClient, seed: int) -> None:
+        length = chance.randint(1, 200)
+        fields = completion([seed % 250] * length, max_tokens=200, stream=seed % 2 == 0)
+        try:
+            async with asyncio.timeout(chance.choice([0.001, 0.01, 0.05, 0.2])):
+                await client.post(PATH, json=fields)
+        except (TimeoutError, httpx2.HTTPError):
+            return
+
+    limits = httpx2.Limits(max_connections=40)
+    async with httpx2.AsyncClient(
+        base_url=address, limits=limits, trust_env=False, timeout=PATIENCE
+    ) as client:
+        await asyncio.gather(*(one(client, seed) for seed in range(number)))
+
+
+# --- streams ------------------------------------------------------------------------------------
+
+
+@pytest.mark.case("S55")
+def test_silent_stream_is_kept_alive_by_comments() -> None:
+    with ThreadServer(keep_alive_seconds=0.02) as server, server.calls() as calls:
+        gate = block(server)
+        with calls.stream("POST", PATH, json=completion(stream=True)) as reply:
+            lines = reply.iter_lines()
+            assert next(lines).startswith(":")
+            gate.open.set()
+            assert list(lines)[-2:] == ["data: [DONE]", ""]
+
+
+@pytest.mark.case("S55")
+def test_error_in_a_stream_is_one_event_and_no_done() -> None:
+    with ThreadServer(keep_alive_seconds=0.01) as server, server.calls() as calls:
+        gate = block(server)
+        with calls.stream("POST", PATH, json=completion(stream=True)) as reply:
+            server.loop.call_soon_threadsafe(server.client._die, RuntimeError("x"))
+            (event,) = read_events(reply)
+        assert json.loads(event)["error"]["code"] == "engine_dead"
+        gate.open.set()
+
+
+# --- the drain ----------------------------------------------------------------------------------
+
+
+@pytest.mark.case("V57")
+def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
+    with ThreadServer(shutdown_timeout=PATIENCE) as server, server.calls() as calls:
+        gate = block(server)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(calls.post, PATH, json=completion())
+            until(server, lambda: server.service.admission.num_open == 1)
+            draining = asyncio.run_coroutine_threadsafe(server.service.drain(), server.loop)
+            until(server, lambda: server.service.is_draining)
+            assert calls.get("/readyz").status_code == 503
+            assert calls.get("/livez").status_code == 200
+            refused = calls.post(PATH, json=completion())
+            assert refused.status_code == 503
+            assert "retry-after" in refused.headers
+            assert not draining.done()
+            gate.open.set()
+            assert running.result(PATIENCE).status_code == 200
+        draining.result(PATIENCE)
+
+
+def test_drain_ends_what_does_not_finish_in_time() -> None:
+    with (
+        ThreadServer(shutdown_timeout=0.01, keep_alive_seconds=0.01) as server,
+        server.calls() as calls,
+    ):
+        gate = block(server)
+        with calls.stream("POST", PATH, json=completion(stream=True)) as reply:
+            draining = asyncio.run_coroutine_threadsafe(server.service.drain(), server.loop)
+            (event,) = read_events(reply)
+            assert "shut down" in json.loads(event)["error"]["message"]
+        draining.result(PATIENCE)
+        gate.open.set()
