@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/isa/*)
+NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/isa/* csrc/emulation/*)
 WORKERS ?= 2
 
-.PHONY: help test test-slow test-lower sanitize check format law cases paging cache-gain bench docs golden clean
+.PHONY: help test test-slow test-lower emulate sanitize check format law cases paging cache-gain bench docs golden clean
 
 help: ## show this menu
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ test-lower: ## the tests that need no real model, with the oldest supported depe
 	$(PYTHON) tools/lower_bounds.py pyproject.toml > .venv-lower/lower.txt
 	.venv-lower/bin/pip install --quiet --constraint .venv-lower/lower.txt --editable '.[dev]'
 	touch $@
+
+emulate: $(READY) ## tests of the kernels with AVX-512 and AMX emulated
+	tools/emulate.sh $(BIN)/python
 
 sanitize: $(READY) ## tests of the native library under address and undefined-behaviour sanitizers
 	tools/sanitize.sh $(BIN)/python

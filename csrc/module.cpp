@@ -65,6 +65,7 @@ void from_codes(uint64_t nibbles, uint64_t scales, uint64_t minima, int first, i
 
 NB_MODULE(_octavo, m) {
     m.def("instruction_sets", &instruction_sets, "Those that this build and this machine have, best first.");
+    m.attr("emulated") = emulated_sets();  // sets that only a build for tests has
     m.def("panel_bytes", [](const std::string& f, int inputs) { return panel_bytes(format_of(f), inputs); });
     m.def("pack_bf16", from_floats<pack_bf16>);
     m.def("pack_int8", from_floats<pack_int8>);

@@ -143,7 +143,8 @@ void Tape::linear(const Operation& op, int rows) {
     }
     int num_panels = 0;
     for (const Matrix& matrix : op.matrices) num_panels += panels_of(matrix.outputs);
-    const int per_job = std::max(1, num_panels / (num_threads() * JOBS_PER_THREAD));
+    // In pairs, since tiles multiply two panels with the rows that they load.
+    const int share = num_panels / (num_threads() * JOBS_PER_THREAD), per_job = share > 1 ? share / 2 * 2 : 1;
     pool_.phase(ceil_div(num_panels, per_job), [&](int64_t job) {
         int begin = int(job) * per_job, end = std::min(num_panels, begin + per_job), column = 0;
         for (size_t i = 0; i < op.matrices.size(); ++i) {

@@ -53,7 +53,8 @@ INLINE int32_t quantize_channel(const Activations& rows, const float* x, float s
         const Floats a = nearest(load_some(x + begin, rest) * inverse);
         const Floats b = rest > LANES ? nearest(load_some(x + begin + LANES, rest - LANES) * inverse) : Floats{};
         put(begin, a), put(begin + LANES, b);
-        const int32_t total = int32_t(sum(a + b));
+        const float exact = sum(a + b);
+        const int32_t total = exact == exact ? int32_t(exact) : 0;  // of NaN: the scale tells
         end(g, total);
         all += total;
     }
