@@ -66,8 +66,9 @@ class StructuredOutputs:
         if self.json is not None and not isinstance(self.json, (dict, str)):
             raise InvalidParameterError("json", self.json, "a JSON schema or its text")
         for name in ("regex", "grammar"):
-            if not isinstance(getattr(self, name), str | None):
-                raise InvalidParameterError(name, getattr(self, name), "a text")
+            value = getattr(self, name)
+            if value is not None and not is_text(value):
+                raise InvalidParameterError(name, value, "a text of valid Unicode")
         _check_texts("choice", self.choice, "a list of texts, none of them empty")
         if self.choice is not None and not self.choice:
             raise InvalidParameterError("choice", [], "a list with at least one text")
@@ -251,8 +252,13 @@ def _check_texts(name: str, texts: object, allowed: str) -> None:
     if texts is None:
         return
     # A bare string would pass for a list of its letters, so only these two will do.
-    if not isinstance(texts, (list, tuple)) or not all(isinstance(t, str) and t for t in texts):
+    if not isinstance(texts, (list, tuple)) or not all(is_text(t) and t for t in texts):
         raise InvalidParameterError(name, texts, allowed)
+
+
+def is_text(value: object) -> bool:
+    """Whether something is a text without lone surrogates, which no encoding has."""
+    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _is_id(value: object) -> bool:

@@ -32,7 +32,13 @@ from octavo.engine.messages import (
 )
 from octavo.engine.outputs import OutputDelta, PromptProgress
 from octavo.engine.stats import EngineStats
-from octavo.errors import EngineDeadError, InvalidParameterError, OctavoError, RetryLaterError
+from octavo.errors import (
+    BadRequestError,
+    EngineDeadError,
+    InvalidParameterError,
+    OctavoError,
+    RetryLaterError,
+)
 from octavo.request import Request, SamplingParams
 
 Observer = Callable[[Stepped | None], None]
@@ -387,22 +393,32 @@ class ClientBase:
         stream = DeltaStream(request, self._abandon)
         if not self._requests:
             self._last_beat = clock.monotonic()  # silence counts from here
-        self._requests.add(stream)
-        self._send(
-            Add(
-                request.request_id,
-                request.prompt_token_ids,
-                request.params,
-                request.priority,
-                request.extra_keys[0] if request.extra_keys else None,
-            )
-        )
+        self._hand_over(stream)
         try:
             await stream.accepted()
         except asyncio.CancelledError:
             stream.close()
             raise
         return stream
+
+    def _hand_over(self, stream: DeltaStream) -> None:
+        request = stream.request
+        self._requests.add(stream)
+        try:
+            self._send(
+                Add(
+                    request.request_id,
+                    request.prompt_token_ids,
+                    request.params,
+                    request.priority,
+                    request.extra_keys[0] if request.extra_keys else None,
+                )
+            )
+        except (ValueError, OverflowError, RecursionError) as error:  # what no message can hold
+            self._requests.remove(request.request_id)
+            raise BadRequestError(
+                f"The request holds what the engine cannot be told: {error}."
+            ) from None
 
     def abort(self, request_id: str) -> None:
         """See `EngineClient`."""

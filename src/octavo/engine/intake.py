@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any, NotRequired, Protocol, TypedDict
 
 from octavo.errors import BadRequestError, ContextLengthError, InvalidParameterError
-from octavo.request import Request, SamplingParams
+from octavo.request import Request, SamplingParams, is_text
+
+_LOW, _HIGH = -(2**31), 2**31 - 1  # priorities
 
 
 class TokensPrompt(TypedDict):
@@ -78,8 +80,9 @@ class Intake:
         self._check_ids("prompt_token_ids", ids)
         self._check_params(params)
         seed = params.seed if params.seed is not None else _derived_seed(self.seed, number)
-        if not isinstance(priority, int) or isinstance(priority, bool):
-            raise InvalidParameterError("priority", priority, "an integer")
+        is_integer = isinstance(priority, int) and not isinstance(priority, bool)
+        if not is_integer or not _LOW <= priority <= _HIGH:
+            raise InvalidParameterError("priority", priority, f"an integer from {_LOW} to {_HIGH}")
         return Request(
             request_id=request_id,
             prompt_token_ids=ids,
@@ -186,8 +189,7 @@ def _extra_keys(prompt: Prompt) -> tuple[str, ...]:
     salt: Any = prompt.get("cache_salt") if isinstance(prompt, dict) else None
     if salt is None:
         return ()
-    # The prefix cache hashes it as UTF-8, which has no lone surrogates.
-    if not isinstance(salt, str) or any("\ud800" <= char <= "\udfff" for char in salt):
+    if not is_text(salt):
         raise InvalidParameterError("cache_salt", salt, "a text of valid Unicode")
     return (salt,)
 

@@ -167,7 +167,7 @@ def note_ignored(body: Body, http: HttpRequest, *, strict: bool) -> dict[str, st
     if not unknown:
         return {}
     shown = ", ".join(name[:60] for name in unknown[:20])
-    shown = shown.encode("ascii", "backslashreplace").decode().replace("\n", " ").replace("\r", " ")
+    shown = shown.encode("unicode_escape").decode()  # what headers and logs can hold
     if strict:
         raise BadRequestError(
             f"The request has unknown fields: {shown}. Leave them out, or start octavo without "
