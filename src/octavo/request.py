@@ -239,7 +239,7 @@ def _check_lists(p: SamplingParams) -> None:
     for name in ("stop_token_ids", "allowed_token_ids"):
         ids = getattr(p, name)
         if ids is not None and not (isinstance(ids, (list, tuple)) and all(map(_is_id, ids))):
-            raise InvalidParameterError(name, ids, "a list of token ids")
+            raise InvalidParameterError(name, ids, "a list of token ids from 0 up")
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise InvalidParameterError("allowed_token_ids", [], "a list with at least one token id")
     _check_bias(p.logit_bias)
@@ -269,7 +269,9 @@ def _check_bias(bias: object) -> None:
     if bias is None:
         return
     if not isinstance(bias, dict) or not all(map(_is_id, bias)):
-        raise InvalidParameterError("logit_bias", bias, "a mapping from token ids to numbers")
+        raise InvalidParameterError(
+            "logit_bias", bias, "a mapping from token ids (from 0 up) to numbers"
+        )
     for token_id, value in bias.items():
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not -100 <= value <= 100:

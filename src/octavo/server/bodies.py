@@ -151,7 +151,9 @@ def _bias(given: Mapping[str, float]) -> dict[int, float]:
     bias = {}
     for name, value in given.items():
         if not name.strip().lstrip("-").isdecimal() or len(name) > 20:
-            raise InvalidParameterError("logit_bias", name, "a mapping from token ids to numbers")
+            raise InvalidParameterError(
+                "logit_bias", name, "a mapping from token ids (from 0 up) to numbers"
+            )
         bias[int(name)] = value
     return bias
 
@@ -242,7 +244,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Messages | None = None
+    messages: Messages | None = Field(None, min_length=1)
     add_special_tokens: bool = Field(True, description="Begin a prompt with BOS.")
     return_token_strs: bool | None = Field(False, description="Tell each token's text.")
     tools: list[dict[str, Any]] | None = None
