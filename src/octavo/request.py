@@ -11,7 +11,7 @@ Invariant: `0 <= num_computed <= len(token_ids)`, and the cache holds exactly th
 import enum
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from octavo.errors import BadRequestError, InvalidParameterError, nearest
 
@@ -280,6 +280,9 @@ def _check_bias(bias: object) -> None:
             )
 
 
+Pooling = Literal["mean", "last"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Request:
     """One validated prompt on its way through the engine; nothing in it changes.
@@ -288,7 +291,8 @@ class Request:
     stop_ids: every token id that ends a sequence; banned before `params.min_tokens`.
     bad_word_ids: `params.bad_words` as token ids, one tuple per spelling.
     seed: never None here. priority: lower runs earlier. extra_keys: what beside the tokens must
-    be equal for blocks to be shared (cache salt, adapter version).
+    be equal for blocks to be shared (cache salt, adapter version). pooling: how the final states
+    of the prompt become one, if that is wanted; then one token is drawn for nobody.
     """
 
     request_id: str
@@ -301,6 +305,7 @@ class Request:
     arrival_time: float = 0.0
     priority: int = 0
     extra_keys: tuple[str, ...] = ()
+    pooling: Pooling | None = None
 
     @property
     def max_length(self) -> int:

@@ -12,6 +12,7 @@ from octavo.server.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    EmbeddingBody,
     TemplateBody,
     TokenizeBody,
 )
@@ -22,6 +23,7 @@ from tests.server.test_staying_up import until_idle
 BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
+    "/v1/embeddings": EmbeddingBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     "/apply-template": TemplateBody,
@@ -117,6 +119,7 @@ BASES: list[tuple[str, dict[str, Any]]] = [
         "/v1/chat/completions",
         {"messages": TALK, "max_tokens": 3, "tools": TOOLS, "tool_choice": "required"},
     ),
+    ("/v1/embeddings", {"input": ["x", [1, 2]], "dimensions": 5, "encoding_format": "base64"}),
     ("/tokenize", {"prompt": "a b"}),
     ("/tokenize", {"messages": TALK, "tools": TOOLS, "return_token_strs": True}),
     ("/detokenize", {"tokens": [1, 2]}),

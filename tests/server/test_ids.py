@@ -31,7 +31,12 @@ def bodies(token: int) -> list[tuple[str, str, dict[str, Any]]]:
         (TEXT, "prompt_token_ids", completion(prompt))
         for prompt in ([token], [5, token], [[5], [6, token]], ["a", [token]])
     ]
-    return [*both, *prompts, ("/detokenize", "tokens", {"tokens": [5, token]})]
+    return [
+        *both,
+        *prompts,
+        ("/detokenize", "tokens", {"tokens": [5, token]}),
+        ("/v1/embeddings", "prompt_token_ids", {"input": [[5], [token]]}),
+    ]
 
 
 @pytest.mark.case("V48")

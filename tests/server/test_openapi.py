@@ -24,6 +24,7 @@ from tests.server.test_staying_up import until_idle
 PATHS = [
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/embeddings"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{name}"),
     ("POST", "/tokenize"),

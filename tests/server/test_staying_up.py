@@ -19,7 +19,6 @@ from octavo.server.admission import Admission
 from tests.engines import assert_idle
 from tests.server.serving import (
     PATIENCE,
-    Calls,
     ThreadServer,
     completion,
     engine_config,
@@ -164,7 +163,7 @@ def test_deadline_ends_a_request(stream: bool) -> None:
 @pytest.mark.parametrize("when", ["queued", "prefill", "decode"])
 def test_client_that_leaves_ends_its_request(stream: bool, when: str) -> None:
     config = engine_config(max_num_seqs=1, max_num_batched_tokens=64)
-    with ThreadServer(config) as server, server.calls() as other, server.calls() as calls:
+    with ThreadServer(config) as server, server.calls() as other:
         gate = block(server)
         if when == "decode":
             gate.open.set()
@@ -173,7 +172,7 @@ def test_client_that_leaves_ends_its_request(stream: bool, when: str) -> None:
                 first = pool.submit(other.post, PATH, json=completion())
                 assert gate.entered.wait(PATIENCE)
             prompt = [5] * (700 if when == "prefill" else 3)
-            leave(calls, completion(prompt, max_tokens=300, stream=stream), server)
+            leave(completion(prompt, max_tokens=300, stream=stream), server)
             gate.open.set()
             if when == "queued":
                 assert first.result(PATIENCE).status_code == 200
@@ -181,15 +180,15 @@ def test_client_that_leaves_ends_its_request(stream: bool, when: str) -> None:
         assert server.engine.stats().num_generated_tokens < 300 + 8
 
 
-def leave(calls: Calls, fields: dict[str, Any], server: ThreadServer) -> None:
+def leave(fields: dict[str, Any], server: ThreadServer, path: str = PATH) -> None:
     """Send a request and close the connection once the server has it."""
     address = urlsplit(server.address)
     body = json.dumps(fields).encode()
     before = server.service.admission.num_open
     with socket.create_connection((address.hostname, address.port)) as connection:
         connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n" % len(body) + body
+            b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % (path.encode(), len(body)) + body
         )
         until(server, lambda: server.service.admission.num_open > before)
 

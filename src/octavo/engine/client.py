@@ -39,7 +39,7 @@ from octavo.errors import (
     OctavoError,
     RetryLaterError,
 )
-from octavo.request import Request, SamplingParams
+from octavo.request import Pooling, Request, SamplingParams
 
 Observer = Callable[[Stepped | None], None]
 # Texts of more characters are tokenised beside the event loop.
@@ -279,6 +279,7 @@ class EngineClient(Protocol):
         *,
         request_id: str,
         priority: int = 0,
+        pooling: Pooling | None = None,
     ) -> Request:
         """Tokenise and validate; raises a `BadRequestError` that names field and limit."""
         ...
@@ -366,6 +367,7 @@ class ClientBase:
         *,
         request_id: str,
         priority: int = 0,
+        pooling: Pooling | None = None,
     ) -> Request:
         """See `EngineClient`."""
         intake = self.intake
@@ -378,6 +380,7 @@ class ClientBase:
                 number=0,  # the engine derives the seed
                 arrival_time=clock.monotonic(),
                 priority=priority,
+                pooling=pooling,
             )
 
         text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
@@ -412,6 +415,7 @@ class ClientBase:
                     request.params,
                     request.priority,
                     request.extra_keys[0] if request.extra_keys else None,
+                    request.pooling,
                 )
             )
         except (ValueError, OverflowError, RecursionError) as error:  # what no message can hold

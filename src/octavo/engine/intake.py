@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NotRequired, Protocol, TypedDict
 
 from octavo.errors import BadRequestError, ContextLengthError, InvalidParameterError
-from octavo.request import Request, SamplingParams, is_text
+from octavo.request import Pooling, Request, SamplingParams, is_text
 
 _LOW, _HIGH = -(2**31), 2**31 - 1  # priorities
 
@@ -71,6 +71,7 @@ class Intake:
         number: int,
         arrival_time: float = 0.0,
         priority: int = 0,
+        pooling: Pooling | None = None,
     ) -> Request:
         """Return the validated request; raises a `BadRequestError` that names field and limit.
 
@@ -87,13 +88,14 @@ class Intake:
             request_id=request_id,
             prompt_token_ids=ids,
             params=params,
-            max_tokens=self._max_tokens(ids, params),
+            max_tokens=self._max_tokens(ids, params) if pooling is None else self._one(ids),
             seed=seed,
             stop_ids=self._stop_ids(params),
             bad_word_ids=tuple(self._spellings(params.bad_words or ())),
             arrival_time=arrival_time,
             priority=priority,
             extra_keys=_extra_keys(prompt),
+            pooling=pooling,
         )
 
     def token_ids(self, prompt: Prompt) -> list[int]:
@@ -140,6 +142,17 @@ class Intake:
         self._check_ids("logit_bias", params.logit_bias or ())
         if params.stop:
             self._require_tokenizer()
+
+    def _one(self, ids: list[int]) -> int:
+        """Return 1 for a prompt whose state is wanted: it may fill the context."""
+        if len(ids) > self.max_model_len:
+            raise ContextLengthError(
+                f"The input has {len(ids):,} tokens but the model holds {self.max_model_len:,}. "
+                "Shorten it, or set truncate_prompt_tokens.",
+                num_prompt_tokens=len(ids),
+                limit=self.max_model_len,
+            )
+        return 1
 
     def _max_tokens(self, ids: list[int], params: SamplingParams) -> int:
         """Return how many tokens to generate: as asked, or as many as the context has left."""

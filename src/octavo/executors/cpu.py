@@ -116,6 +116,7 @@ class CPUExecutor:
         self._select = recorder.select
         self._num_operations = recorder.num_recorded
         self._logits = recorder.values[self.program.operations[-1].inputs[0].name]
+        self._states = recorder.values[self.program.state]
         self._kept = recorder.kept  # what the tape points into
 
     def submit(self, batch: Batch) -> Future[StepResult]:
@@ -124,7 +125,9 @@ class CPUExecutor:
         try:
             started = self._clock()
             result = sample_tiles(batch, self._logit_tiles(batch))
-            future.set_result(replace(result, duration=self._clock() - started))
+            states = self._final_states(batch)
+            duration = self._clock() - started
+            future.set_result(replace(result, duration=duration, states=states))
         except Exception as error:
             future.set_exception(error)
         return future
@@ -146,7 +149,7 @@ class CPUExecutor:
 
     def close(self) -> None:
         """Release threads, pool and weights; nothing may be submitted afterwards."""
-        for name in ("_tape", "_kept", "pages", "_logits"):
+        for name in ("_tape", "_kept", "pages", "_logits", "_states"):
             self.__dict__.pop(name, None)
 
     def _logit_tiles(self, batch: Batch) -> Iterator[tuple[int, Floats]]:
@@ -161,8 +164,23 @@ class CPUExecutor:
                 self._run(batch, rows, self._select)
             yield first, self._logits[: len(rows)]
 
-    def _run(self, batch: Batch, logit_rows: NDArray[np.int32], first: int) -> None:
-        end = self._num_operations if len(logit_rows) else self._select
+    def _final_states(self, batch: Batch) -> Floats | None:
+        """Return the states of `batch.state_rows`, from what the step's run has left."""
+        if not len(batch.state_rows):
+            return None
+        out = np.empty((len(batch.state_rows), self._states.shape[1]), np.float32)
+        for first in range(0, len(out), HEAD_ROWS):
+            rows = batch.state_rows[first : first + HEAD_ROWS]
+            # The last operation is the vocabulary's product, which nobody asks for here.
+            self._run(batch, rows, self._select, self._num_operations - 1)
+            out[first : first + len(rows)] = self._states[: len(rows)]
+        return out
+
+    def _run(
+        self, batch: Batch, logit_rows: NDArray[np.int32], first: int, end: int | None = None
+    ) -> None:
+        if end is None:
+            end = self._num_operations if len(logit_rows) else self._select
         arrays = (
             batch.token_ids, batch.positions, batch.chunk_starts, batch.block_tables,
             batch.context_lengths, logit_rows,

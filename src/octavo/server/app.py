@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from octavo.errors import OctavoError
 from octavo.server import failures
 from octavo.server.answering import ClientGoneError
+from octavo.server.embeddings import Embeddings
 from octavo.server.gate import Gate
 from octavo.server.generation import Generation
 from octavo.server.keys import read_keys
@@ -52,6 +53,7 @@ def routes(service: Service) -> list[Route]:
     return [
         Route("POST", "/v1/completions", generation.completions, media=STREAMED),
         Route("POST", "/v1/chat/completions", generation.chat, media=STREAMED),
+        Route("POST", "/v1/embeddings", Embeddings(service).embeddings),
         Route("GET", "/v1/models", state.models, "read"),
         Route("GET", "/v1/models/{name:path}", state.model, "read"),
         Route("POST", "/tokenize", texts.tokenize),
