@@ -110,4 +110,4 @@ def test_replies_are_as_documented(
 def test_replies_to_many_requests_are_as_documented(
     shared_server: ThreadServer, document: dict[str, Any], method: str, path: str
 ) -> None:
-    hold(shared_server, document, method, path, 1000)
+    hold(shared_server, document, method, path, 300)
