@@ -15,9 +15,10 @@ from prometheus_client import CollectorRegistry
 
 from octavo.config import ServerConfig
 from octavo.engine import clock
-from octavo.engine.client import DeltaStream, EngineClient, EngineState
+from octavo.engine.client import EngineClient, EngineState
 from octavo.engine.intake import Prompt
 from octavo.engine.messages import Stepped
+from octavo.engine.streams import DeltaStream
 from octavo.errors import (
     DeadlineError,
     ModelNotFoundError,
