@@ -131,6 +131,7 @@ class CPUExecutor:
         self._select = recorder.select
         self._num_operations = recorder.num_recorded
         self._logits = recorder.values[self.program.operations[-1].inputs[0].name]
+        self._states = recorder.values[self.program.state]
         self.notes = tuple(recorder.losses.describe(quantization)) if quantization else ()
         self._kept = recorder.kept  # what the tape points into
 
@@ -145,7 +146,9 @@ class CPUExecutor:
             arrays, sizes = _arrays(batch, batch.logit_rows)
             self._tape.sample(arrays, sizes, HEAD_ROWS, draws)
             result = self._sampling.collect(batch, draws)
-            future.set_result(replace(result, duration=self._clock() - started))
+            states = self._final_states(batch)
+            duration = self._clock() - started
+            future.set_result(replace(result, duration=duration, states=states))
         except Exception as error:
             future.set_exception(error)
         return future
@@ -167,7 +170,7 @@ class CPUExecutor:
 
     def close(self) -> None:
         """Release threads, pool and weights; nothing may be submitted afterwards."""
-        for name in ("_tape", "_sampling", "_kept", "pages", "_logits"):
+        for name in ("_tape", "_sampling", "_kept", "pages", "_logits", "_states"):
             self.__dict__.pop(name, None)
 
     def _logit_tiles(self, batch: Batch) -> Iterator[tuple[int, Floats]]:
@@ -184,6 +187,18 @@ class CPUExecutor:
     def _copy_blocks(self, batch: Batch) -> None:
         for source, destination in batch.copies.tolist():
             self.pages[destination] = self.pages[source]
+
+    def _final_states(self, batch: Batch) -> Floats | None:
+        """Return the states of `batch.state_rows`, from what the step's run has left."""
+        if not len(batch.state_rows):
+            return None
+        out = np.empty((len(batch.state_rows), self._states.shape[1]), np.float32)
+        for first in range(0, len(out), HEAD_ROWS):
+            rows = batch.state_rows[first : first + HEAD_ROWS]
+            # The last two are the vocabulary's product and the draw, which nobody asks for here.
+            self._tape.run(*_arrays(batch, rows), self._select, self._num_operations - 2)
+            out[first : first + len(rows)] = self._states[: len(rows)]
+        return out
 
     def _run(self, batch: Batch, logit_rows: NDArray[np.int32], first: int) -> None:
         # Without the last operation, which draws from the logits.

@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo.errors import BadRequestError, InvalidParameterError
+from octavo.request import is_text
 from octavo.server.bodies import DetokenizeBody, TemplateBody, TokenizeBody, template_options
 from octavo.server.failures import JSONReply
 from octavo.server.generation import note_ignored
@@ -64,6 +65,8 @@ class Texts:
         prompt = chat.render(
             with_instructions(self._service, body.messages, tools), tools=tools, **options
         )
+        if not is_text(prompt):
+            raise BadRequestError("The prompt would not be valid Unicode: a lone surrogate.")
         return JSONReply({"prompt": prompt}, headers=headers)
 
     def _check(
