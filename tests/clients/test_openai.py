@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -500,3 +501,28 @@ def test_full_queue_is_a_rate_limit_that_a_retry_outlasts(guarded: LiveServer, m
     assert refused.type == "rate_limit_error"
     assert int(refused.response.headers["retry-after"]) >= 1
     assert finish == "length"
+
+
+def is_ready(client: OpenAI) -> bool:
+    try:
+        client.get("/../readyz", cast_to=object)
+    except openai.InternalServerError:
+        return False
+    return True
+
+
+def test_server_that_stops_finishes_streams_and_refuses_the_rest(octavo: Path, model: str) -> None:
+    with LiveServer(octavo, "--num-gpu-blocks-override", "128") as server:
+        client = OpenAI(base_url=server.api, api_key="unused", max_retries=0)
+        fields = {"model": model, "messages": ASK, "max_tokens": 600}
+        extra = {"ignore_eos": True}
+        chunks = iter(client.chat.completions.create(**fields, stream=True, extra_body=extra))
+        next(chunks)
+        server.process.send_signal(signal.SIGTERM)
+        while is_ready(client):
+            continue
+        with pytest.raises(openai.InternalServerError, match="shutting down") as caught:
+            client.chat.completions.create(**fields)
+        assert caught.value.status_code == 503
+        assert list(chunks)[-1].choices[0].finish_reason == "length"
+        assert server.stop() == 0
