@@ -96,6 +96,7 @@ class InstantExecutor:
 
     name = "instant"
     fingerprint = "instant"
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self, num_blocks: int, block_size: int, spells: Ordered[int] = (64, 65, 66)

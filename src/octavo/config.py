@@ -53,11 +53,17 @@ class EngineConfig(_Settings):
     num_threads: int | None = _setting(
         None, "Threads of the CPU executor; by default as many as CPUs are allowed.", minimum=1
     )
+    quantization: Literal["none", "int8", "int4"] = _setting(
+        "none",
+        "What the CPU executor makes of float weights while loading; the table and the head keep 8 "
+        "bits.",
+    )
     dtype: Literal["auto", "float32", "float64"] = _setting(
         "auto", "Type of the reference executor's products."
     )
-    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = _setting(
-        "auto", "Type of keys and values in the cache; auto is bfloat16."
+    kv_cache_dtype: Literal["auto", "bfloat16", "float32", "int8"] = _setting(
+        "auto",
+        "Type of keys and values in the cache; auto is bfloat16, int8 takes half its memory.",
     )
     block_size: Literal[16, 32, 64, 128, 256] = _setting(32, "Tokens per block of the KV cache.")
     kv_cache_memory_bytes: int | None = _setting(

@@ -93,11 +93,11 @@ class TestNative:
         program = build_program(files.config)
         weights = WeightReader(files.config, program, files.source)
         counted = choose(program).weight_bytes(program, weights)
-        packed = [packed_bytes(shape, "F32", "group") for shape in program.parameters.values()]
-        assert counted == sum(packed)
+        vectors = sum(4 * s[0] for s in program.parameters.values() if len(s) == 1)
+        assert counted == vectors + sum(packed_bytes(shape, "bf16") for shape in matrices(program))
         assert counted > 2 * sum(a * b for a, b in matrices(program))
         assert choose(program, executor="reference").weight_bytes(program, weights) == 4 * 130_240
 
 
-def matrices(program: Program) -> list[tuple[int, ...]]:
-    return [shape for shape in program.parameters.values() if len(shape) == 2]
+def matrices(program: Program) -> list[tuple[int, int]]:
+    return [(shape[0], shape[1]) for shape in program.parameters.values() if len(shape) == 2]

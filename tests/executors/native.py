@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from octavo.executors.cpu import CPUExecutor
-from octavo.executors.packing import PackedMatrix, Scales, pack
+from octavo.executors.packing import PackedMatrix, Scales, format_of, pack
 from octavo.executors.reference import ReferenceExecutor
 from octavo.native import library, why_missing
 from octavo.program.program import Builder, KVGroup, Program
@@ -170,7 +170,7 @@ def packed(dtype: str, rows: np.ndarray, scales: Scales = "group") -> PackedMatr
     def floats(some: np.ndarray) -> np.ndarray:
         return dequantize(np.ascontiguousarray(some).reshape(-1), kind).reshape(len(some), inputs)
 
-    return pack(library, (len(rows), inputs), dtype, rows, floats, scales)
+    return pack(library, (len(rows), inputs), dtype, rows, floats, format_of(dtype, scales))
 
 
 def unpacked(matrix: PackedMatrix) -> np.ndarray:

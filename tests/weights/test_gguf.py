@@ -416,3 +416,14 @@ def test_real_model_reads_as_the_gguf_package_reads_it(real_model):
         for tensor in reader.tensors:
             assert model.raw(tensor.name).tobytes() == tensor.data.tobytes()
             assert model.tensors[tensor.name].shape == tuple(reversed(tensor.shape.tolist()))
+
+
+def test_released_bytes_are_read_again(tmp_path):
+    values = np.arange(4096 * 4, dtype=np.float32).reshape(4096, 4)
+    write_with_gguf(tmp_path / "model.gguf", {"w": (values, "F32")})
+    with open_gguf(tmp_path / "model.gguf") as source:
+        view = source.raw("w")
+        source.release("w")
+        assert view.tobytes() == values.tobytes()
+        with pytest.raises(ModelFileError, match="no tensor"):
+            source.release("x")

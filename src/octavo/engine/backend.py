@@ -18,7 +18,8 @@ from octavo.engine.resolve import CacheSettings
 from octavo.errors import SettingError, UnsupportedModelError
 from octavo.executors.cpu import CPUExecutor, check_supported
 from octavo.executors.executor import Executor
-from octavo.executors.packing import packed_bytes, scales_for
+from octavo.executors.packing import FLOAT_TYPES, formats_of, packed_bytes, scales_for
+from octavo.executors.quantization import Quantization
 from octavo.executors.reference import ReferenceExecutor
 from octavo.models.registry import WeightReader
 from octavo.native import library, why_missing
@@ -36,15 +37,18 @@ class Backend:
     num_threads: int
     dtype: type[np.floating]
     reason: str = ""
+    quantization: Quantization | None = None
 
     def weight_bytes(self, program: Program, weights: WeightReader) -> int:
         """Return what the weights take in memory once they are loaded."""
         if self.instruction_set is None:
             item = np.dtype(self.dtype).itemsize
             return item * sum(map(math.prod, program.parameters.values()))
-        scales = scales_for(self.instruction_set)
+        formats = formats_of(
+            program, weights.dtype, scales_for(self.instruction_set), self.quantization
+        )
         return sum(
-            packed_bytes(shape, weights.dtype(name), scales)
+            packed_bytes((shape[0], shape[1]), formats[name]) if name in formats else 4 * shape[0]
             for name, shape in program.parameters.items()
         )
 
@@ -81,6 +85,7 @@ class Backend:
             max_positions=cache.max_model_len,
             instruction_set=self.instruction_set,
             num_threads=self.num_threads,
+            quantization=self.quantization,
             weights_digest=weights_digest,
             clock=clock,
         )
@@ -96,7 +101,22 @@ def choose_backend(config: EngineConfig, program: Program) -> Backend:
         return Backend(None, 1, dtype, reason)
     if obstacle:
         raise SettingError(f"The cpu executor cannot run here: {obstacle}.")
-    return Backend(_instruction_set(config), config.num_threads or available_cpus(), np.float32)
+    return Backend(
+        _instruction_set(config),
+        config.num_threads or available_cpus(),
+        np.float32,
+        quantization=None if config.quantization == "none" else config.quantization,
+    )
+
+
+def check_quantizable(config: EngineConfig, program: Program, weights: WeightReader) -> None:
+    """Raise `SettingError` if there is nothing that `quantization` could change."""
+    dtypes = {weights.dtype(name) for name, shape in program.parameters.items() if len(shape) > 1}
+    if config.quantization != "none" and dtypes.isdisjoint(FLOAT_TYPES):
+        raise SettingError(
+            f"quantization {config.quantization}: the model is quantised already, as "
+            f"{', '.join(sorted(dtypes))}. Leave the setting out, or use a file of floats."
+        )
 
 
 def _obstacle(config: EngineConfig, program: Program) -> str:
@@ -126,7 +146,11 @@ def _instruction_set(config: EngineConfig) -> str:
 
 
 def _check_reference(config: EngineConfig) -> None:
-    for name, neutral in (("instruction_set", "auto"), ("num_threads", None)):
+    for name, neutral in (
+        ("instruction_set", "auto"),
+        ("num_threads", None),
+        ("quantization", "none"),
+    ):
         if getattr(config, name) != neutral:
             raise SettingError(
                 f"{name} is a setting of the cpu executor, which does not run here. Leave it out."

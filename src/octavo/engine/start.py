@@ -17,7 +17,7 @@ from octavo.config import EngineConfig
 from octavo.core.blocks import BlockManager
 from octavo.core.scheduler import Scheduler
 from octavo.engine import clock
-from octavo.engine.backend import Backend, choose_backend
+from octavo.engine.backend import Backend, check_quantizable, choose_backend
 from octavo.engine.engine import Engine
 from octavo.engine.face import Chat, open_face
 from octavo.engine.grammar import GrammarCompiler
@@ -52,10 +52,11 @@ def start_engine(config: EngineConfig) -> StartedEngine:
     weights = WeightReader(files.config, program, files.source)
     tokenizer = face.tokenizer
     backend = choose_backend(config, program)
+    check_quantizable(config, program, weights)
     cache = resolve_cache(
         config,
         max_context=program.max_context,
-        values_per_token=int(program.kv_bytes_per_token(element_size=1)),
+        kv_groups=program.kv_groups,
         available=_free_beside(backend.weight_bytes(program, weights), available_memory()),
     )
     digest = _weights_digest(files.source)
@@ -83,7 +84,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         tokenizer=tokenizer,
         chat=face.chat,
         sampling_defaults=face.sampling_defaults,
-        reasons=(_describe(files, executor, backend), *cache.reasons),
+        reasons=(_describe(files, executor, backend), *executor.notes, *cache.reasons),
     )
 
 

@@ -21,8 +21,18 @@ from octavo.errors import UnsupportedModelError
 from octavo.executors.arithmetic import SEGMENT
 from octavo.executors.executor import Batch, StepResult
 from octavo.executors.limits import BatchLimits
-from octavo.executors.packing import HugePages, PackedMatrix, Scales, pack, scales_for
-from octavo.executors.pages import Seal
+from octavo.executors.packing import (
+    FLOAT_TYPES,
+    Format,
+    HugePages,
+    PackedMatrix,
+    Scales,
+    formats_of,
+    pack,
+    scales_for,
+)
+from octavo.executors.pages import ELEMENT_BYTES, KVType, Seal, bytes_per_token
+from octavo.executors.quantization import Losses, Quantization
 from octavo.executors.sampling import sample_tiles
 from octavo.executors.values import place_values
 from octavo.program import ops
@@ -35,7 +45,8 @@ Floats = NDArray[np.float32]
 
 # Rows of logits that are kept at a time.
 HEAD_ROWS = 64
-ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
+# Of a quantised matrix, to measure what was lost.
+_ROWS_COMPARED = 64
 
 
 class Weights(Protocol):
@@ -63,7 +74,8 @@ class CPUExecutor:
 
     instruction_set: one of `library.instruction_sets()`; it decides the bits. num_threads: how many
     compute. max_rows: most tokens per step. max_positions: most positions of a sequence. scales: of
-    packed integer weights; by default those that are faster.
+    packed integer weights; by default those that are faster. quantization: what matrices of floats
+    become. `notes` says what that cost.
     """
 
     def __init__(
@@ -74,13 +86,14 @@ class CPUExecutor:
         *,
         num_blocks: int,
         block_size: int,
-        kv_dtype: str,
+        kv_dtype: KVType,
         max_rows: int,
         max_positions: int,
         instruction_set: str,
         num_threads: int,
         clock: Callable[[], float],
         scales: Scales | None = None,
+        quantization: Quantization | None = None,
         weights_digest: str = "",
     ) -> None:
         check_supported(program)
@@ -97,25 +110,27 @@ class CPUExecutor:
         self.program = fuse(program)
         scales = scales or scales_for(instruction_set)
         parts = ["cpu", instruction_set, platform.machine(), f"kv-{kv_dtype}", f"{scales}-scales"]
+        parts += [quantization] if quantization else []
         parts += [f"program-{self.program.digest}", f"weights-{weights_digest}"]
         self.fingerprint = " ".join(parts)
         self._clock = clock
         self._limits = BatchLimits(program, num_blocks, block_size, max_rows, max_positions)
         self._seal = Seal(f"{self.fingerprint} {block_size}")
         group = self.program.kv_groups[0]
-        element = ELEMENT_BYTES[kv_dtype]
-        block_bytes = group.elements_per_token * block_size * element
+        block_bytes = bytes_per_token([group], kv_dtype) * block_size
         self.pages = HugePages().zeros(num_blocks * block_bytes).reshape(num_blocks, block_bytes)
         self._tape = library.Tape(
             instruction_set, self.pages.ctypes.data, group.layers, block_size, group.kv_heads,
-            group.head_dim, element, max_rows, num_threads,
+            group.head_dim, ELEMENT_BYTES[kv_dtype], max_rows, num_threads,
         )  # fmt: skip
-        recorder = _Recorder(library, self.program, weights, scales, max_rows, max_positions)
+        formats = formats_of(self.program, weights.dtype, scales, quantization)
+        recorder = _Recorder(library, self.program, weights, formats, max_rows, max_positions)
         for op in self.program.operations[:-1]:
             recorder.record(op, self._tape)
         self._select = recorder.select
         self._num_operations = recorder.num_recorded
         self._logits = recorder.values[self.program.operations[-1].inputs[0].name]
+        self.notes = tuple(recorder.losses.describe(quantization)) if quantization else ()
         self._kept = recorder.kept  # what the tape points into
 
     def submit(self, batch: Batch) -> Future[StepResult]:
@@ -193,13 +208,14 @@ class _Recorder:
         library: Any,
         program: Program,
         weights: Weights,
-        scales: Scales,
+        formats: dict[str, Format],
         max_rows: int,
         max_positions: int,
     ) -> None:
         self._library = library
         self._weights = weights
-        self._scales = scales
+        self._formats = formats
+        self.losses = Losses()
         self._positions = max_positions
         self.values = place_values(program, max_rows, min(max_rows, HEAD_ROWS))
         self.kept: list[Any] = list(self.values.values())
@@ -245,13 +261,30 @@ class _Recorder:
 
             shape = (len(rows), inputs)
             packed = pack(
-                self._library, shape, dtype.value, rows, floats, self._scales, self._memory
+                self._library, shape, dtype.value, rows, floats, self._formats[name], self._memory
             )
+            if dtype.value in FLOAT_TYPES and packed.format != "bf16":
+                self._note_loss(name, packed, rows, floats)
             self._matrices[name] = packed
             self.kept.append(packed.panels)
             weights.release(name)
         address = packed.panels.ctypes.data
         return self._library.Matrix(address, packed.outputs, packed.inputs, packed.format)
+
+    def _note_loss(
+        self,
+        name: str,
+        packed: PackedMatrix,
+        rows: NDArray[np.uint8],
+        floats: Callable[[NDArray[np.uint8]], Floats],
+    ) -> None:
+        """Compare some rows, from all over a matrix, with what they were packed from."""
+        some = np.unique(np.linspace(0, packed.outputs - 1, _ROWS_COMPARED).astype(np.intp))
+        found = np.empty((len(some), packed.inputs), np.float32)
+        shape = (packed.panels.ctypes.data, packed.outputs, packed.inputs, packed.format)
+        for row, out in zip(some.tolist(), found, strict=True):
+            self._library.unpack_row(*shape, row, out.ctypes.data)
+        self.losses.add(name, floats(rows[some]), found)
 
     # --- one method per kind of operation -------------------------------------------------------
 

@@ -109,13 +109,15 @@ class StepResult:
 class Executor(Protocol):
     """Runs batches against a block pool of its own.
 
-    Bits may differ between executors, never within one.
+    Bits may differ between executors, never within one. notes: what a user should know of how the
+    weights were loaded, a line each.
     """
 
     name: str
     num_blocks: int
     block_size: int
     fingerprint: str
+    notes: tuple[str, ...]
 
     def submit(self, batch: Batch) -> Future[StepResult]:
         """Copy blocks, run the whole step, sample. Errors arrive through the future."""

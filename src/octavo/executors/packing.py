@@ -15,6 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.executors.quantization import Quantization, split_floats, tables_of
+from octavo.program.program import Program
+
 Format = Literal["bf16", "int8", "int4", "int8_group", "int4_group"]
 Scales = Literal["channel", "group"]
 Bytes = NDArray[np.uint8]
@@ -22,7 +25,7 @@ Bytes = NDArray[np.uint8]
 PANEL = 16
 GROUP = 32
 _ROWS_PER_SLICE = 512
-_FLOAT_TYPES = frozenset({"F32", "F16", "BF16"})
+FLOAT_TYPES = frozenset({"F32", "F16", "BF16"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,31 @@ def scales_for(instruction_set: str) -> Scales:
     return "channel" if instruction_set == "amx" else "group"
 
 
-def packed_bytes(shape: tuple[int, ...], dtype: str, scales: Scales) -> int:
-    """Return what a parameter takes once packed; vectors stay float32."""
-    if len(shape) == 1:
-        return 4 * shape[0]
+def formats_of(
+    program: Program,
+    dtype_of: Callable[[str], str],
+    scales: Scales,
+    quantization: Quantization | None = None,
+) -> dict[str, Format]:
+    """Return the layout of each matrix of a program.
+
+    dtype_of: how a parameter is stored. quantization: what float matrices become.
+    """
+    tables = tables_of(program)
+    formats: dict[str, Format] = {}
+    for name, shape in program.parameters.items():
+        if len(shape) == 2:
+            dtype = dtype_of(name)
+            is_changed = quantization is not None and dtype in FLOAT_TYPES
+            small = quantization == "int4" and name not in tables
+            formats[name] = (
+                _integers(4 if small else 8, scales) if is_changed else format_of(dtype, scales)
+            )
+    return formats
+
+
+def packed_bytes(shape: tuple[int, int], chosen: Format) -> int:
+    """Return what a matrix takes once packed."""
     outputs, inputs = shape
     groups = -(-inputs // GROUP)
     return (
@@ -59,15 +83,19 @@ def packed_bytes(shape: tuple[int, ...], dtype: str, scales: Scales) -> int:
             "int4": 64 + groups * (4 * 64 + 64),
             "int8_group": groups * (8 * 64 + 32),
             "int4_group": groups * (4 * 64 + 64),
-        }[format_of(dtype, scales)]
+        }[chosen]
     )
 
 
 def format_of(dtype: str, scales: Scales) -> Format:
     """Return the layout that a stored type becomes."""
-    if dtype in _FLOAT_TYPES:
+    if dtype in FLOAT_TYPES:
         return "bf16"
-    if dtype in _SPLITTERS:
+    return _integers(4 if dtype in _SPLITTERS else 8, scales)
+
+
+def _integers(bits: int, scales: Scales) -> Format:
+    if bits == 4:
         return "int4" if scales == "channel" else "int4_group"
     return "int8" if scales == "channel" else "int8_group"
 
@@ -113,16 +141,16 @@ def pack(
     dtype: str,
     raw: Bytes,
     floats: Callable[[Bytes], Any],
-    scales: Scales,
+    chosen: Format,
     memory: HugePages | None = None,
 ) -> PackedMatrix:
     """Pack a stored matrix.
 
     raw: its bytes as (outputs, bytes per row). floats: from such rows to float32 (rows, inputs).
+    chosen: the layout; a 4-bit one for floats quantises them.
     memory: where it shall lie; shared by the matrices of a model.
     """
     outputs, inputs = shape
-    split, chosen = _SPLITTERS.get(dtype), format_of(dtype, scales)
     function = getattr(library, f"pack_{chosen}")
     num_panels = -(-outputs // PANEL)
     size = num_panels * library.panel_bytes(chosen, inputs)
@@ -130,8 +158,10 @@ def pack(
     address = panels.ctypes.data
     for first in range(0, outputs, _ROWS_PER_SLICE):
         rows = raw[first : first + _ROWS_PER_SLICE]
-        if split:
-            parts = [np.ascontiguousarray(part) for part in split(rows)]
+        if chosen in ("int4", "int4_group"):
+            split = _SPLITTERS.get(dtype)
+            found = split(rows) if split else split_floats(floats(rows))
+            parts = [np.ascontiguousarray(part) for part in found]
             at = [part.ctypes.data for part in parts]
             function(*at, first, len(rows), inputs, address)
         else:

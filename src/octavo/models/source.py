@@ -38,3 +38,7 @@ class TensorSource(Protocol):
     def float32(self, name: str) -> Float32:
         """Return a tensor's values in its shape."""
         ...
+
+    def release(self, name: str) -> None:
+        """Give back the memory of a tensor's stored bytes."""
+        ...
