@@ -38,6 +38,18 @@ def test_tokenize_and_detokenize_are_inverse(calls: Calls) -> None:
     assert back["prompt"] == "a b é"
 
 
+def test_tokenizer_info_tells_what_prompts_are_made_of(
+    calls: Calls, shared_server: ThreadServer
+) -> None:
+    told = checked(calls.get("/tokenizer_info"))
+    tokenizer = shared_server.client.face.tokenizer
+    assert tokenizer is not None
+    assert told["eos_token"] == tokenizer.token_text(told["eos_token_id"])
+    assert told["bos_token"] == tokenizer.bos_token
+    assert told["chat_template"] == tokenizer.chat_template
+    assert told["model_max_length"] == 1024
+
+
 @pytest.mark.parametrize(
     "body",
     [

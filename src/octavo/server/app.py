@@ -59,6 +59,7 @@ def routes(service: Service) -> list[Route]:
         Route("POST", "/tokenize", texts.tokenize),
         Route("POST", "/detokenize", texts.detokenize),
         Route("POST", "/apply-template", texts.apply_template),
+        Route("GET", "/tokenizer_info", texts.tokenizer_info, "read"),
         Route("GET", "/version", state.version, "read"),
         Route("GET", "/metrics", state.metrics, "read", is_quiet=True, media=("text/plain",)),
         Route("GET", "/load", state.load, "read", is_quiet=True),
