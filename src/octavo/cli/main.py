@@ -13,6 +13,7 @@ import typer
 from octavo.cli import bench
 from octavo.cli.settings import (
     ENGINE_OPTIONS,
+    PLANNED_ENGINE_OPTIONS,
     SAMPLING_OPTIONS,
     SERVED_ENGINE_OPTIONS,
     SERVER_OPTIONS,
@@ -148,6 +149,55 @@ def program(
     from octavo.cli.program import run_program
 
     run_program(model, context=context, plain=plain)
+
+
+@app.command(cls=Command)
+@with_options(("engine", PLANNED_ENGINE_OPTIONS))
+def plan(
+    engine: dict[str, Any],
+    model: ModelArgument = DEFAULT_MODEL,
+    machine: Annotated[
+        str | None, typer.Option(help="A machine of the table, as h100 or l4; by default this one.")
+    ] = None,
+    memory_gib: Annotated[
+        float | None, typer.Option("--memory-gib", help="Its memory, instead of what is known.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 512,
+    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 128,
+    requests_per_second: Annotated[
+        float | None, typer.Option(help="A load: how many machines does it need?")
+    ] = None,
+    max_ttft_ms: Annotated[
+        float | None, typer.Option("--max-ttft-ms", help="The load's longest time to first token.")
+    ] = None,
+    max_itl_ms: Annotated[
+        float | None, typer.Option("--max-itl-ms", help="The load's longest time between tokens.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of tables.")
+    ] = False,
+) -> None:
+    """Plan a model on a machine: memory, latency, throughput, machines for a load.
+
+    All of it is predicted from the configuration: no weights are read and nothing runs. For this
+    machine, `octavo doctor` makes the prediction better.
+    """
+    from octavo.cli.plan import choose_machine, run_plan
+    from octavo.planning.fleet import Limits
+    from octavo.planning.latency import Lengths
+
+    run_plan(
+        EngineConfig.from_dict({"model": model, **engine}),
+        choose_machine(machine, memory_gib),
+        Lengths(prompt_tokens=prompt_tokens, output_tokens=output_tokens),
+        requests_per_second=requests_per_second,
+        limits=Limits(ttft=_from_ms(max_ttft_ms), itl=_from_ms(max_itl_ms)),
+        as_json=as_json,
+    )
+
+
+def _from_ms(number: float | None) -> float | None:
+    return None if number is None else number / 1e3
 
 
 @app.command(cls=Command)

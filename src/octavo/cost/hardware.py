@@ -40,7 +40,7 @@ class Machine:
     products: flops per second by weight format: bf16, int8, int4; a longer name such as int8_group
     may have its own. bandwidth: bytes per second from memory. cache_bandwidth: for values between
     operations, where they stay in a cache. memory_bytes: for weights and KV cache together.
-    step_overhead: seconds that a step costs beside its operations.
+    step_overhead: seconds that a step costs beside its operations. instruction_set: of a CPU.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Machine:
     efficiency: Efficiency = PROFILED
     cache_bandwidth: float | None = None
     step_overhead: float = 0.0
+    instruction_set: str | None = None
 
     def rate(self, form: str) -> float:
         """Return the peak flops per second of products with weights of a format."""
@@ -117,6 +118,7 @@ MACHINES: Mapping[str, Machine] = {
             source="Intel ARK, Xeon Platinum 8480+ (cores, base clock, memory); AMX rates of the "
             "Intel 64 and IA-32 Architectures Optimization Reference Manual",
             efficiency=CPU,
+            instruction_set="amx",
         ),
         Machine(
             name="epyc-9654",
@@ -128,6 +130,7 @@ MACHINES: Mapping[str, Machine] = {
             source="AMD EPYC 9654 product page (cores, base clock, memory); Software Optimization "
             "Guide for the AMD Zen 4 Microarchitecture (instruction rates)",
             efficiency=CPU,
+            instruction_set="avx512",
         ),
         Machine(
             name="ryzen-7950x",
@@ -138,9 +141,34 @@ MACHINES: Mapping[str, Machine] = {
             source="AMD Ryzen 9 7950X product page (cores, base clock, memory); Software "
             "Optimization Guide for the AMD Zen 4 Microarchitecture (instruction rates)",
             efficiency=CPU,
+            instruction_set="avx512",
         ),
     )
 }
+
+# bfloat16 flops per cycle and core; without such products, of float32 ones.
+_PER_CYCLE: Mapping[str, int] = {"amx": 2048, "avx512": 64, "avx2": 32, "generic": 8}
+_CLOCK = 2.0e9
+_BANDWIDTH_PER_CPU = 10e9
+_BANDWIDTH = 40e9
+
+
+def assumed_machine(title: str, instruction_set: str, num_cpus: int, memory_bytes: int) -> Machine:
+    """Return a careful guess at a machine that nobody has measured.
+
+    A core at 2 GHz with its instruction set's products, and two channels of memory at most.
+    """
+    rate = _PER_CYCLE.get(instruction_set, _PER_CYCLE["generic"]) * _CLOCK * num_cpus
+    return Machine(
+        name="this",
+        title=title,
+        products=_products(rate, 2 * rate),
+        bandwidth=min(_BANDWIDTH, _BANDWIDTH_PER_CPU * num_cpus),
+        memory_bytes=memory_bytes,
+        source="assumed from the instruction set; `octavo doctor` measures",
+        efficiency=CPU,
+        instruction_set=instruction_set,
+    )
 
 
 def machine_named(name: str) -> Machine:

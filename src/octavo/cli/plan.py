@@ -1,0 +1,184 @@
+"""`octavo plan`: what a model needs and does on a machine, from its configuration alone.
+
+Decides how a plan looks on a terminal and as JSON; `planning.plan` makes it. Invariant: standard
+output carries the plan alone.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+from octavo.config import EngineConfig
+from octavo.cost.hardware import Machine, machine_named
+from octavo.errors import InvalidParameterError
+from octavo.planning.fleet import Fleet, Limits
+from octavo.planning.kept import this_machine
+from octavo.planning.latency import Lengths
+from octavo.planning.plan import Plan, make_plan
+from octavo.planning.subject import read_subject
+
+GIB = 1 << 30
+
+
+def choose_machine(name: str | None, memory_gib: float | None) -> Machine:
+    """Return a machine of the table, or this one; with another size of memory if one is given."""
+    machine = this_machine() if name is None else machine_named(name)
+    if memory_gib is None:
+        return machine
+    if not memory_gib > 0:
+        raise InvalidParameterError("memory_gib", memory_gib, "above 0")
+    return replace(machine, memory_bytes=int(memory_gib * GIB))
+
+
+def run_plan(
+    config: EngineConfig,
+    machine: Machine,
+    lengths: Lengths,
+    *,
+    requests_per_second: float | None,
+    limits: Limits,
+    as_json: bool,
+) -> None:
+    """Print a plan; limits count only with a load."""
+    plan = make_plan(
+        read_subject(config.model),
+        machine,
+        config,
+        lengths,
+        requests_per_second=requests_per_second,
+        limits=limits,
+    )
+    if as_json:
+        print(json.dumps(plan_json(plan)))
+        return
+    for line in _lines(plan):
+        print(line)
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Return a plan as plain values; times in seconds, sizes in bytes."""
+    values = asdict(plan)
+    values["machine"]["efficiency"] = plan.machine.efficiency._asdict()
+    return values
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    yield from _head(plan)
+    yield ""
+    yield from _formats(plan)
+    yield ""
+    yield from _batches(plan)
+    yield ""
+    yield from _block_sizes(plan)
+    if plan.fleet is not None:
+        yield ""
+        yield from _fleet(plan, plan.fleet)
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    machine, found, lengths = plan.machine, plan.capacity, plan.lengths
+    yield f"{plan.model} on {machine.title}"
+    yield f"  limits: {_rates(machine)}, {machine.bandwidth / 1e9:,.0f} GB/s ({machine.source})"
+    yield f"  weights: {_size(found.weight_bytes)}"
+    yield (
+        f"  KV cache: {found.kv_bytes_per_token:,} bytes per token; a pool of "
+        f"{_size(found.pool_bytes)} has {found.num_blocks:,} blocks of {found.block_size} tokens"
+    )
+    yield f"  longest context: {found.longest_context:,} tokens"
+    yield (
+        f"  requests of {lengths.prompt_tokens:,} + {lengths.output_tokens:,} tokens at once: "
+        f"{found.requests_at_once:,} by memory, {plan.max_batch:,} with max_num_seqs"
+    )
+    yield f"  time to first token when idle: {_ms(plan.ttft)}"
+
+
+def _rates(machine: Machine) -> str:
+    tera = (f"{name} {rate / 1e12:,.3g}" for name, rate in machine.products.items())
+    return f"{', '.join(tera)} Tflop/s"
+
+
+def _formats(plan: Plan) -> Iterator[str]:
+    yield "Weight formats"
+    rows = [
+        (
+            row.name,
+            _size(row.weight_bytes),
+            "does not fit" if row.pool_tokens is None else f"{row.pool_tokens:,}",
+            _or_blank(row.requests_at_once, "{:,}"),
+            "" if row.inter_token is None else _ms(row.inter_token),
+            _or_blank(row.tokens_per_second, "{:,.0f}"),
+        )
+        for row in plan.formats
+    ]
+    headings = ("format", "weights", "pool tokens", "requests", "alone per token", "most tok/s")
+    yield from _table(headings, rows)
+
+
+def _batches(plan: Plan) -> Iterator[str]:
+    yield "Batch sizes (* is the knee: most throughput per latency)"
+    headings = ("batch", "step", "per token", "tok/s", "req/s", "bound by", "flops/byte", "of GB/s")
+    yield from _table(
+        headings,
+        (
+            (
+                f"{row.batch}{'*' if row.is_knee else ' '}",
+                _ms(row.decode_seconds),
+                _ms(row.inter_token),
+                f"{row.tokens_per_second:,.0f}",
+                f"{row.requests_per_second:,.2f}",
+                row.bound,
+                f"{row.intensity:.1f}",
+                f"{row.bandwidth_share:.0%}",
+            )
+            for row in plan.rows
+        ),
+    )
+
+
+def _block_sizes(plan: Plan) -> Iterator[str]:
+    yield "Block sizes"
+    yield from _table(
+        ("block", "blocks", "empty slots per request", "requests"),
+        (
+            (
+                str(row.block_size),
+                f"{row.num_blocks:,}",
+                f"{row.wasted_tokens:,}",
+                f"{row.requests_at_once:,}",
+            )
+            for row in plan.block_sizes
+        ),
+    )
+
+
+def _fleet(plan: Plan, fleet: Fleet) -> Iterator[str]:
+    several = "machine" if fleet.num_machines == 1 else "machines"
+    yield (
+        f"{fleet.requests_per_second:,g} requests per second need {fleet.num_machines:,} {several}"
+        f" ({plan.machine.name})"
+    )
+    yield (
+        f"  each: {fleet.batch:,} streams, {_ms(fleet.ttft)} to the first token, "
+        f"{_ms(fleet.inter_token)} per token, {fleet.busy:.0%} of what it can do"
+    )
+
+
+def _table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    lines = [headings, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (text.rjust(width) for text, width in zip(line, widths, strict=True))
+        yield "  " + "  ".join(cells).rstrip()
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:,.2f} GiB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.2f} ms"
+
+
+def _or_blank(number: float | None, form: str) -> str:
+    return "" if number is None else form.format(number)
