@@ -201,6 +201,21 @@ def _from_ms(number: float | None) -> float | None:
 
 
 @app.command(cls=Command)
+def doctor(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of tables.")
+    ] = False,
+) -> None:
+    """Measure this machine in a few seconds, and say what its numbers and its set-up mean.
+
+    The result is kept for this CPU model, affinity and version; `octavo plan` uses it.
+    """
+    from octavo.cli.doctor import run_doctor
+
+    run_doctor(as_json=as_json)
+
+
+@app.command(cls=Command)
 def version() -> None:
     """Print the version."""
     from octavo import __version__

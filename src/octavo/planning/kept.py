@@ -10,9 +10,9 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from octavo import __version__
 from octavo.cost.hardware import Efficiency, Machine, assumed_machine
 from octavo.engine.machine import available_cpus, available_memory
 from octavo.native import library
@@ -33,7 +33,7 @@ def this_machine() -> Machine:
 def kept_path() -> Path:
     """Return where the measurement of this CPU, affinity and version is kept."""
     affinity = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    key = f"{cpu_model()}|{affinity}|{available_cpus()}|{__version__}"
+    key = f"{cpu_model()}|{affinity}|{available_cpus()}|{_version()}"
     return cache_folder() / "machines" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
@@ -58,3 +58,10 @@ def keep(machine: Machine) -> Path:
     unfinished.write_text(json.dumps(asdict(machine), indent=1), encoding="utf-8")
     unfinished.replace(path)
     return path
+
+
+def _version() -> str:
+    try:
+        return version("octavo")
+    except PackageNotFoundError:  # run from its sources
+        return ""
