@@ -94,6 +94,11 @@ def test_larger_blocks_waste_more_of_the_last_one() -> None:
     assert at_once == sorted(at_once, reverse=True)
 
 
+def test_the_last_token_of_an_answer_takes_no_slot() -> None:
+    found = plan(lengths=Lengths(prompt_tokens=513, output_tokens=128))
+    assert found.capacity.requests_at_once == found.capacity.num_blocks // 20
+
+
 def test_settings_are_planned() -> None:
     wide = plan(kv_cache_dtype="float32")
     assert wide.capacity.kv_bytes_per_token == 2 * plan().capacity.kv_bytes_per_token
