@@ -74,19 +74,29 @@ def product_case(
 
 
 def attention_case(
-    lib: Any, isa: str, threads: int, heads: tuple[int, int, int], rows: int
+    lib: Any, isa: str, threads: int, heads: tuple[int, int, int], element: int, rows: int
 ) -> Case:
-    """Attend with up to 64 decoded rows, or with one prompt of more."""
+    """Attend with up to 64 decoded rows, or with one prompt of more.
+
+    element: bytes of a number in the pages; 1 is int8, 2 bfloat16.
+    """
     num, kv_heads, dim = heads
     chunks = [(1, CONTEXT)] * rows if rows <= 64 else [(rows, rows)]
     step = _Step(chunks)
     layers = 8
-    shape = (step.num_blocks, layers * kv_heads * 2 * BLOCK_SIZE * dim)
-    pages = HugePages().zeros(2 * shape[0] * shape[1]).view(np.uint16).reshape(shape)
-    pages[:] = np.random.default_rng(0).integers(0x3C00, 0x3F00, pages.shape[1], np.uint16)
+    # A page, as halves: small numbers of either type, and float scales of ordinary size.
+    page = np.random.default_rng(0).integers(0x3C00, 0x3F00, element * BLOCK_SIZE * dim, np.uint16)
+    if element == 1:
+        scales = np.full(2 * BLOCK_SIZE, 0.01, np.float32)
+        page = np.concatenate([page, scales.view(np.uint16)])
+    num_pages = step.num_blocks * layers * kv_heads
+    pages = HugePages().zeros(num_pages * page.nbytes).view(np.uint16).reshape(num_pages, -1)
+    pages[:] = page
     q = np.random.default_rng(1).standard_normal((rows, num * dim), np.float32)
     out = np.zeros_like(q)
-    tape = lib.Tape(isa, pages.ctypes.data, layers, BLOCK_SIZE, kv_heads, dim, 2, rows, threads)
+    tape = lib.Tape(
+        isa, pages.ctypes.data, layers, BLOCK_SIZE, kv_heads, dim, element, rows, threads
+    )
     for layer in range(layers):
         op = lib.Operation(lib.Kind.attention)
         op.x, op.out, op.layer = _value(lib, q), _value(lib, out), layer
@@ -99,7 +109,8 @@ def attention_case(
     def run(_: Any = kept) -> None:
         tape.run(step.addresses, step.sizes, 0, layers)
 
-    return Case(run, layers * positions * kv_heads * dim * 4.0, layers * seen * num * dim * 4.0)
+    num_bytes = layers * positions * kv_heads * page.nbytes / BLOCK_SIZE
+    return Case(run, num_bytes, layers * seen * num * dim * 4.0)
 
 
 class _Step:
@@ -153,13 +164,14 @@ def all_cases(
                     {isa: product_case(lib, isa, threads, form, shape, rows) for isa in isas},
                 )
     for name, heads in HEADS.items():
-        for rows in ROWS:
-            yield (
-                name,
-                "bfloat16 pages",
-                rows,
-                {isa: attention_case(lib, isa, threads, heads, rows) for isa in isas},
-            )
+        for element, form in ((2, "bfloat16 pages"), (1, "int8 pages")):
+            for rows in ROWS:
+                yield (
+                    name,
+                    form,
+                    rows,
+                    {isa: attention_case(lib, isa, threads, heads, element, rows) for isa in isas},
+                )
 
 
 def main() -> None:

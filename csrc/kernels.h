@@ -33,17 +33,43 @@ struct Activations {
     int64_t tile(int64_t row, int group) const { return ((row / 16) * groups + group) * 16 + row % 16; }
 };
 
+// Positions are attended to in segments at absolute multiples of 256, one after the other.
+constexpr int SEGMENT = 256;
+
+// The segments [first, end) that a row at `position` sees; window 0: all up to it.
+static inline int first_segment(int position, int window) {
+    return window && position >= window ? (position - window + 1) / SEGMENT : 0;
+}
+static inline int end_segment(int position) { return position / SEGMENT + 1; }
+
+// What single segments gave, to be merged later: a part for each row, segment that it sees, and head.
+// A part is what the values mixed to, as many floats as a head has dims; 16 lanes, whose sum is that of
+// the weights; and the largest score.
+struct Parts {
+    float* base;
+    const int64_t* starts;  // of each row: where its parts begin, less its first segment; in `heads`
+    int32_t heads, head_dim;
+
+    static int floats(int head_dim) { return head_dim + 32; }
+    float* at(int row, int segment, int head) const {
+        return base + ((starts[row] + segment) * heads + head) * floats(head_dim);
+    }
+};
+
+// Rows that attend together to some segments of one block table, for one KV head.
 struct AttentionJob {
-    const float* q;  // first row of the chunk, at the first query head of this KV head
+    const float* q;  // of row 0 of the batch, at the first query head of this KV head
     float* out;      // likewise
     int32_t q_stride, out_stride;
-    int32_t first_row, num_rows;  // of the chunk, of this job
-    int32_t first_position;       // of the chunk's first row
+    const int32_t* rows;       // of the batch
+    const int32_t* positions;  // of all rows of the batch
     const int32_t* block_table;
-    int32_t group;    // query heads per KV head
+    int32_t num_rows, first_segment, end_segment;
+    int32_t group;             // query heads per KV head
     int32_t head_dim, window;  // window 0: all positions
     float scale;
     int32_t layer, kv_head;
+    const Parts* parts;  // where results go; null: they are merged here, into `out`
 };
 
 struct Kernels {
@@ -60,6 +86,8 @@ struct Kernels {
                     const float* bias, float* out, int stride);
     void (*write_kv)(const float* k, const float* v, uint8_t* page, int slot, const Pages& pages);
     void (*attention)(const AttentionJob& job, const Pages& pages);
+    // Merge the parts of a row at `position`, left to right, into out[head * head_dim + dim].
+    void (*merge_parts)(const Parts& parts, int row, int position, int window, float* out);
 };
 
 // Null where this build or this machine lacks the instruction set.

@@ -49,16 +49,19 @@ struct Step {
     const int32_t *token_ids, *positions, *chunk_starts, *block_tables, *context_lengths, *logit_rows;
 };
 
-// The KV pool: for each block, layer and KV head a page of keys, then one of values.
+// The KV pool: for each block, layer and KV head a page: keys, values, and with int8 the float scales of
+// the keys, then those of the values, one per position.
 struct Pages {
     uint8_t* base;
     int32_t num_layers, block_size, kv_heads, head_dim;
-    int32_t element_bytes;  // 2: bfloat16, 4: float32
+    int32_t element_bytes;  // 1: int8, 2: bfloat16, 4: float32
 
     int64_t page_elements() const { return int64_t(block_size) * head_dim; }
+    int64_t page_bytes() const {
+        return 2 * (page_elements() * element_bytes + (element_bytes == 1 ? block_size * int64_t(sizeof(float)) : 0));
+    }
     uint8_t* page(int layer, int block, int head) const {
-        const int64_t index = (int64_t(block) * num_layers + layer) * kv_heads + head;
-        return base + index * 2 * page_elements() * element_bytes;
+        return base + ((int64_t(block) * num_layers + layer) * kv_heads + head) * page_bytes();
     }
 };
 

@@ -9,8 +9,7 @@ namespace octavo {
 
 namespace {
 
-// Tokens per attention job, and rows per job of what works row by row.
-constexpr int TOKENS_PER_JOB = 32;
+// Rows per job of what works row by row.
 constexpr int ROWS_PER_JOB = 8;
 // Jobs per thread in a product: enough that no thread waits long for the last one.
 constexpr int JOBS_PER_THREAD = 6;
@@ -49,11 +48,7 @@ void Tape::add(Operation operation) {
 }
 
 void Tape::run(const Step& step, int first, int end) {
-    first_job_.assign(1, 0);
-    for (int c = 0; c < step.num_chunks; ++c) {
-        const int tokens = step.chunk_starts[c + 1] - step.chunk_starts[c];
-        first_job_.push_back(first_job_.back() + ceil_div(tokens, TOKENS_PER_JOB));
-    }
+    plans_.clear();
     for (int i = first; i < end; ++i)
         execute(operations_[i], step, i > select_ ? step.num_logit_rows : step.num_rows);
 }
@@ -150,35 +145,48 @@ void Tape::linear(const Operation& op, int rows) {
 }
 
 void Tape::write_kv(const Operation& op, const Step& step) {
-    pool_.phase(step.num_chunks, [&](int64_t chunk) {
-        const int32_t* table = step.block_tables + chunk * step.table_width;
-        for (int row = step.chunk_starts[chunk]; row < step.chunk_starts[chunk + 1]; ++row) {
-            const int position = step.positions[row], block = table[position / pages_.block_size];
-            for (int head = 0; head < pages_.kv_heads; ++head)
-                kernels_.write_kv(op.x.row(row) + head * pages_.head_dim, op.y.row(row) + head * pages_.head_dim,
-                                  pages_.page(op.layer, block, head), position % pages_.block_size, pages_);
-        }
+    over_rows(step.num_rows, [&](int row) {
+        const int32_t* starts = step.chunk_starts;
+        const int64_t chunk = std::upper_bound(starts, starts + step.num_chunks, row) - starts - 1;
+        const int position = step.positions[row];
+        const int block = step.block_tables[chunk * step.table_width + position / pages_.block_size];
+        for (int head = 0; head < pages_.kv_heads; ++head)
+            kernels_.write_kv(op.x.row(row) + head * pages_.head_dim, op.y.row(row) + head * pages_.head_dim,
+                              pages_.page(op.layer, block, head), position % pages_.block_size, pages_);
     });
 }
 
+const AttentionPlan& Tape::plan_of(const Operation& op, const Step& step) {
+    for (const AttentionPlan& plan : plans_)
+        if (plan.is_of(op)) return plan;
+    plans_.emplace_back(step, pages_.block_size, op, num_threads());
+    parts_.resize(std::max(parts_.size(), size_t(plans_.back().num_floats())));
+    return plans_.back();
+}
+
 void Tape::attention(const Operation& op, const Step& step) {
-    const int num_tiles = first_job_.back(), group = op.heads / op.kv_heads;
-    pool_.phase(int64_t(num_tiles) * op.kv_heads, [&](int64_t index) {
-        // The longest work, the last tiles of prompts, begins first.
-        const int tile = num_tiles - 1 - int(index / op.kv_heads), head = int(index % op.kv_heads);
-        const int chunk = int(std::upper_bound(first_job_.begin(), first_job_.end(), tile) - first_job_.begin()) - 1;
-        const int start = step.chunk_starts[chunk], tokens = step.chunk_starts[chunk + 1] - start;
-        const int first = (tile - first_job_[chunk]) * TOKENS_PER_JOB;
+    const AttentionPlan& plan = plan_of(op, step);
+    const Parts parts{parts_.data(), plan.starts(), op.heads, op.head_dim};
+    const int group = op.heads / op.kv_heads;
+    pool_.phase(int64_t(plan.pieces().size()) * op.kv_heads, [&](int64_t index) {
+        const Piece& piece = plan.pieces()[index / op.kv_heads];
+        const int head = int(index % op.kv_heads);
         AttentionJob job{};
-        job.q = op.x.row(start) + head * group * op.head_dim;
-        job.out = op.out.row(start) + head * group * op.head_dim;
-        job.q_stride = op.x.stride, job.out_stride = op.out.stride;
-        job.first_row = first, job.num_rows = std::min(TOKENS_PER_JOB, tokens - first);
-        job.first_position = step.positions[start];
-        job.block_table = step.block_tables + int64_t(chunk) * step.table_width;
+        job.q = op.x.base + head * group * op.head_dim, job.q_stride = op.x.stride;
+        job.out = op.out.base + head * group * op.head_dim, job.out_stride = op.out.stride;
+        job.rows = plan.rows() + piece.first_row, job.num_rows = piece.num_rows;
+        job.first_segment = piece.first, job.end_segment = piece.end;
+        job.positions = step.positions;
+        job.block_table = step.block_tables + int64_t(piece.chunk) * step.table_width;
         job.group = group, job.head_dim = op.head_dim, job.window = op.window, job.scale = op.scale;
         job.layer = op.layer, job.kv_head = head;
+        job.parts = piece.is_parted ? &parts : nullptr;
         kernels_.attention(job, pages_);
+    });
+    const std::vector<int32_t>& rows = plan.parted_rows();
+    pool_.phase(int64_t(rows.size()), [&](int64_t index) {
+        const int row = rows[index];
+        kernels_.merge_parts(parts, row, step.positions[row], op.window, op.out.row(row));
     });
 }
 

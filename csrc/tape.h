@@ -5,6 +5,7 @@
 #include <new>
 #include <vector>
 
+#include "attention_plan.h"
 #include "kernels.h"
 #include "pool.h"
 #include "step.h"
@@ -44,6 +45,7 @@ class Tape {
     void execute(const Operation& op, const Step& step, int rows);
     void linear(const Operation& op, int rows);
     void attention(const Operation& op, const Step& step);
+    const AttentionPlan& plan_of(const Operation& op, const Step& step);
     void write_kv(const Operation& op, const Step& step);
 
     // Call job(first, end) for slices of the rows, on all threads.
@@ -64,7 +66,8 @@ class Tape {
     Lines<int16_t> shorts_, group_sums_;
     Lines<float> row_scales_;
     Lines<int8_t> planes_;
-    std::vector<int32_t> first_job_;  // of each chunk, in units of query tiles
+    std::vector<AttentionPlan> plans_;  // of this step, for each window that the model has
+    Lines<float> parts_;                // of one attention at a time
 };
 
 }  // namespace octavo

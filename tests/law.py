@@ -25,7 +25,7 @@ from octavo.request import Logprob
 TINY = Path(__file__).parent / "golden" / "tiny"
 MODELS = ("llama", "llama31-rope", "qwen2", "qwen3", "mistral", "gemma3")
 PLAIN: dict[str, Any] = {"num_gpu_blocks_override": 400, "max_model_len": 1024}
-KV_FORMATS = ("bfloat16", "float32")
+KV_FORMATS = ("bfloat16", "float32", "int8")
 INSTRUCTION_SETS: list[str] = library.instruction_sets() if library else []
 REFERENCE: dict[str, Any] = {"executor": "reference"}
 

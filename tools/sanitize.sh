@@ -11,9 +11,9 @@ set -eu
 
 python=${1:-python3}
 [ $# -eq 0 ] || shift
-[ $# -gt 0 ] || set -- tests/executors/test_cpu.py tests/executors/test_cpu_bits.py \
-    tests/executors/test_cpu_bounds.py tests/executors/test_cpu_threads.py \
-    tests/executors/test_packing.py
+[ $# -gt 0 ] || set -- tests/executors/test_cpu.py tests/executors/test_cpu_attention.py \
+    tests/executors/test_cpu_bits.py tests/executors/test_cpu_bounds.py \
+    tests/executors/test_cpu_threads.py tests/executors/test_packing.py
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -8,6 +8,7 @@
 
 #include "amx_channels.h"
 #include "operators.h"
+#include "tile_attention.h"
 #include "tiles.h"
 
 namespace {
@@ -101,14 +102,6 @@ void group_tiles(const Matrix& m, const Activations& rows, int num_rows, int fir
 }
 
 // --- bfloat16 ----------------------------------------------------------------------------------------
-
-constexpr int DEPTH = 32;  // elements of an operand's row
-using Operand = uint16_t[TILE][DEPTH];
-
-INLINE void round(Floats value, uint16_t* to) {
-    const auto rounded = _mm512_cvtneps_pbh((__m512)value);
-    std::memcpy(to, &rounded, 32);
-}
 
 // N x up to 4 / N tiles of products: 16 N rows, whose operands are a(n, k), with 16 columns each, whose
 // operands are b(column, k). Writes them to `out`; `stride` floats lie between rows.
@@ -207,87 +200,13 @@ void amx_product(const Matrix& m, const Activations& rows, int num_rows, int fir
     if (rest) product_from(tiled, m, rows, num_rows, first, end, bias, out, stride);
 }
 
-// --- attention over bfloat16 pages ------------------------------------------------------------------
-//
-// Pages are made of operands: 32 dims of 16 positions' keys, 32 positions of 16 dims' values. A tile of
-// queries is 16 N rows. Limit: a decoded row, memory; a prompt, the softmax (14 vector operations a weight).
-
-template <int N>
-struct Bf16Tiles {
-    static constexpr int ROWS = N * TILE, COLUMNS = 4 / N;
-    alignas(64) Operand q[N][MAX_DIMS / DEPTH], weights[N][SEGMENT / DEPTH];
-    alignas(64) Operand copy;  // of an operand that is not whole in its page
-
-    void set_queries(int row, const float* from, int dims, float scale) {
-        for (int d = 0; d < (dims + DEPTH - 1) / DEPTH * DEPTH; d += LANES)
-            round(d < dims ? load(from + d) * splat(scale) : Floats{}, &q[row / TILE][d / DEPTH][row % TILE][d % DEPTH]);
-    }
-
-    // The keys of 16 positions from `at` on, dims [dim, dim + 32); those beyond the last are zero.
-    const uint16_t* keys(const Segment& segment, int at, int dim) {
-        const uint16_t* from = segment.keys<uint16_t>(at) + dim * LANES;
-        if (dim + DEPTH <= segment.job.head_dim) return from;
-        std::memset(copy, 0, sizeof copy);
-        std::memcpy(copy, from, sizeof copy / 2);
-        return copy[0];
-    }
-
-    void scores(const Segment& segment, int, int dims, float* out) {
-        for (int at = 0; at < segment.length; at += COLUMNS * LANES) {
-            const int columns = (segment.length - at + LANES - 1) / LANES;
-            for (int c = 0; c < columns && c < COLUMNS; ++c) segment.fetch<uint16_t>(at + c * LANES);
-            multiply_strip<N>([&](int n, int k) { return q[n][k]; },
-                              [&](int c, int k) { return keys(segment, at + c * LANES, k * DEPTH); },
-                              (dims + DEPTH - 1) / DEPTH, columns, out + at, SEGMENT);
-        }
-    }
-
-    // The values of 16 dims at positions [at, at + 32). What lies beyond the context may be anything, NaN
-    // too, so it is not even multiplied by zero.
-    const uint16_t* values(const Segment& segment, int at, int dim) {
-        const int block = segment.pages.block_size;
-        const int count = segment.length - at < DEPTH ? segment.length - at : DEPTH;
-        if (count == DEPTH && (segment.start + at) % block + DEPTH <= block) return segment.values<uint16_t>(at, dim);
-        std::memset(copy, 0, sizeof copy);
-        for (int i = 0; i < count; i += 2) {
-            std::memcpy(copy[i / 2], segment.values<uint16_t>(at + i, dim), sizeof copy[0]);
-            if (i + 1 == count)
-                for (int lane = 0; lane < LANES; ++lane) copy[i / 2][2 * lane + 1] = 0;
-        }
-        return copy[0];
-    }
-
-    void sums(const Segment& segment, int rows, int dims, const float* from, float* out) {
-        const int depth = (segment.length + DEPTH - 1) / DEPTH, padded = (segment.length + LANES - 1) / LANES * LANES;
-        for (int r = 0; r < rows; ++r) {
-            for (int at = 0; at < depth * DEPTH; at += LANES)
-                round(at < padded ? load(from + r * SEGMENT + at) : Floats{},
-                      &weights[r / TILE][at / DEPTH][r % TILE][at % DEPTH]);
-        }
-        for (int d = 0; d < dims; d += COLUMNS * LANES)
-            multiply_strip<N>([&](int n, int k) { return weights[n][k]; },
-                              [&](int c, int k) { return values(segment, k * DEPTH, d + c * LANES); }, depth,
-                              (dims - d) / LANES, out + d, dims);
-    }
-};
-
-void amx_attention(const AttentionJob& job, const Pages& pages) {
-    if (pages.element_bytes != 2) return attention(job, pages);
-    const TileScope scope(WHOLE);
-    const int rows = job.num_rows * job.group;
-    for (int row = 0; row < rows; row += 2 * TILE) {
-        const int count = rows - row < 2 * TILE ? rows - row : 2 * TILE;
-        count <= TILE ? attend<Bf16Tiles<1>>(job, pages, row, count) : attend<Bf16Tiles<2>>(job, pages, row, count);
-    }
-}
-
 }  // namespace
 
 namespace octavo {
 
 const Kernels* amx_kernels() {
     static constexpr Kernels kernels = {"amx", rms_norm, add, gated_activation, rope,
-                                        amx_prepare_row, amx_product, write_kv, amx_attention};
+                                        amx_prepare_row, amx_product, write_kv, amx_attention, merge_parts};
     return &kernels;
 }
 

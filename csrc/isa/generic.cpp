@@ -4,7 +4,7 @@ namespace octavo {
 
 const Kernels* generic_kernels() {
     static constexpr Kernels kernels = {"generic", rms_norm, add, gated_activation, rope,
-                                        prepare_any_row, any_product, write_kv, attention};
+                                        prepare_any_row, any_product, write_kv, attention, merge_parts};
     return &kernels;
 }
 

@@ -51,6 +51,12 @@ inline __attribute__((always_inline)) void add_signed() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(a), "i"(b));
 }
 
+// The bytes of a without a sign.
+template <int sums, int a, int b>
+inline __attribute__((always_inline)) void add_unsigned() {
+    asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(a), "i"(b));
+}
+
 template <int sums, int a, int b>
 inline __attribute__((always_inline)) void add_bf16() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(a), "i"(b));

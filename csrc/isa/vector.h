@@ -36,6 +36,7 @@ constexpr int PARTS = LANES / PART;
 typedef float Part __attribute__((vector_size(PART * 4)));
 typedef int32_t IntPart __attribute__((vector_size(PART * 4)));
 typedef uint32_t WordPart __attribute__((vector_size(PART * 4)));
+typedef int16_t Int16Part __attribute__((vector_size(PART * 4)));
 
 INLINE void prefetch(const void* from, int bytes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i);
@@ -116,6 +117,21 @@ INLINE void load_pairs(const float* from, Part& first, Part& second) {
     UNROLL for (int i = 0; i < PART; ++i) first[i] = from[2 * i], second[i] = from[2 * i + 1];
 }
 
+// Pairs of int16 in lanes: those of bytes 0 and 2 of each lane, and those of bytes 1 and 3.
+INLINE IntPart even_bytes(Int16Part bytes) { return (IntPart)((bytes << 8) >> 8); }
+INLINE IntPart odd_bytes(Int16Part bytes) { return (IntPart)(bytes >> 8); }
+
+// sums + the products of the int16 of each lane.
+INLINE IntPart add_pairs(IntPart sums, IntPart a, IntPart b) {
+#if defined(__AVX512F__)
+    return (IntPart)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (IntPart)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16((__m256i)a, (__m256i)b));
+#else
+    return sums + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
 // Half-precision numbers as floats, exactly.
 INLINE Part load_halves(const uint16_t* from) {
 #if defined(__AVX512F__)
@@ -130,6 +146,18 @@ INLINE Part load_halves(const uint16_t* from) {
     const Part magnitude = (Part)((bits & 0x7fff) << 13) * 0x1p112f;
     return (Part)((WordPart)magnitude | (bits & 0x8000) << 16);
 #endif
+}
+
+// Whole numbers of at most 24 bits.
+INLINE void store_ints(int32_t* to, Part value) {
+    const IntPart whole = __builtin_convertvector(value, IntPart);
+    std::memcpy(to, &whole, sizeof whole);
+}
+
+INLINE Part load_ints(const int32_t* from, Part) {
+    IntPart whole;
+    load_to(whole, from);
+    return __builtin_convertvector(whole, Part);
 }
 
 // Whole numbers as 16 bits.
@@ -223,6 +251,15 @@ INLINE void store_bytes(int8_t* to, Pair<H> v) {
     store_bytes(to, v.low), store_bytes(to + sizeof(H) / 4, v.high);
 }
 
+template <class H>
+INLINE void store_ints(int32_t* to, Pair<H> v) {
+    store_ints(to, v.low), store_ints(to + sizeof(H) / 4, v.high);
+}
+template <class H>
+INLINE Pair<H> load_ints(const int32_t* from, Pair<H>) {
+    return {load_ints(from, H{}), load_ints(from + sizeof(H) / 4, H{})};
+}
+
 // --- what is built from them ----------------------------------------------------------------------
 
 INLINE Floats load(const float* from) {
@@ -288,9 +325,19 @@ INLINE Floats exponential(Floats x) {
     return zero_below(x, low, p * power_of_two(n));
 }
 
-// 2^x for x <= 0, within 4 units in the last place; below 2^-126 it is 0. The polynomial is the least
-// squares one of 2^r on [-1/2, 1/2], reweighted until its error was even. Half the work of e^x.
+// 2^x for finite x <= 0, within 4 units in the last place; far below 2^-126 it is 0. The polynomial is the
+// least squares one of 2^r, reweighted until its error was even, on [0, 1) where one instruction takes the
+// floor of x off and another puts it back, else on [-1/2, 1/2]. Half the work of e^x, or less.
 INLINE Floats two_to(Floats x) {
+#if defined(__AVX512F__)
+    const Floats f = (Floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    Floats q = splat(1.86714e-3f);
+    q = fma(q, f, splat(9.01701e-3f));
+    q = fma(q, f, splat(5.579993e-2f));
+    q = fma(q, f, splat(2.4016445e-1f));
+    q = fma(q, f, splat(6.9315131e-1f));
+    return (Floats)_mm512_scalef_ps((__m512)fma(q, f, splat(1.0f)), (__m512)x);
+#else
     const Floats low = splat(-126.0f), magic = splat(12582912.0f);
     const Floats inside = maximum(low, x), shifted = inside + magic;
     const Floats r = inside - (shifted - magic);
@@ -300,6 +347,7 @@ INLINE Floats two_to(Floats x) {
     p = fma(p, r, splat(2.4022242e-1f));
     p = fma(p, r, splat(6.9314698e-1f));
     return scale_above(x, low, fma(p, r, splat(1.0f)), shifted);
+#endif
 }
 
 // bfloat16: the upper half of a float, rounded to nearest, ties to even; NaN stays NaN.

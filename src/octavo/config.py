@@ -61,8 +61,9 @@ class EngineConfig(_Settings):
     dtype: Literal["auto", "float32", "float64"] = _setting(
         "auto", "Type of the reference executor's products."
     )
-    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = _setting(
-        "auto", "Type of keys and values in the cache; auto is bfloat16."
+    kv_cache_dtype: Literal["auto", "bfloat16", "float32", "int8"] = _setting(
+        "auto",
+        "Type of keys and values in the cache; auto is bfloat16, int8 takes half its memory.",
     )
     block_size: Literal[16, 32, 64, 128, 256] = _setting(32, "Tokens per block of the KV cache.")
     kv_cache_memory_bytes: int | None = _setting(

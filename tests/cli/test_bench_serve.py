@@ -42,10 +42,10 @@ def listening(script: Script) -> Iterator[tuple[ScriptedServer, str]]:
         await site.start()
         host, port = runner.addresses[0][:2]
         addresses.append(f"http://{host}:{port}")
-        ready.set()
 
     def serve() -> None:
         loop.run_until_complete(start())
+        loop.call_soon(ready.set)  # not before it can be stopped
         loop.run_forever()
         loop.run_until_complete(runner.cleanup())
         loop.close()
@@ -58,6 +58,7 @@ def listening(script: Script) -> Iterator[tuple[ScriptedServer, str]]:
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(30)
+        assert not thread.is_alive()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The law's cells as tests: all of them for one model, the most telling ones for the others.
 
-`make law` runs every cell of every model, in both formats of pages, on every instruction set.
+`make law` runs every cell of every model, in every format of pages, on every instruction set.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ FEW = ("chunks of 7", "preempted", "warm, next turn")
 BEST, *LESSER = law.INSTRUCTION_SETS or ["reference"]
 CELLS = [
     *(("llama", BEST, "bfloat16", cell) for cell in law.CELLS),
-    *(("llama", BEST, "float32", cell) for cell in TELLING),
+    *(("llama", BEST, kv_format, cell) for kv_format in ("float32", "int8") for cell in TELLING),
     *((model, BEST, "bfloat16", cell) for model in law.MODELS[1:] for cell in FEW),
     *(("gemma3", BEST, "bfloat16", cell) for cell in ("forked", "among 31 others")),
     *(("llama", isa, "bfloat16", cell) for isa in LESSER for cell in (*TELLING, "on 2 threads")),
@@ -23,6 +23,7 @@ CELLS = [
 if law.INSTRUCTION_SETS:
     CELLS += [("llama", BEST, "bfloat16", cell) for cell in law.NATIVE_CELLS]
     CELLS += [("llama", "reference", "bfloat16", cell) for cell in TELLING]
+    CELLS += [("llama", "reference", "int8", cell) for cell in FEW]
     CELLS += [("gemma3", "reference", "float32", cell) for cell in FEW if cell != "preempted"]
 
 

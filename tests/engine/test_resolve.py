@@ -6,6 +6,7 @@ from octavo.config import EngineConfig
 from octavo.engine.machine import GIB
 from octavo.engine.resolve import DEFAULT_LIMIT, resolve_cache
 from octavo.errors import SettingError
+from octavo.program.program import KVGroup
 
 MIB = 1 << 20
 
@@ -15,7 +16,7 @@ def resolve(available, *, max_context=2048, **settings):
     return resolve_cache(
         EngineConfig(**settings),
         max_context=max_context,
-        values_per_token=1024,
+        kv_groups=[KVGroup(layers=4, kv_heads=2, head_dim=64)],
         available=available,
     )
 
@@ -67,6 +68,12 @@ class TestPool:
         with pytest.raises(SettingError, match=r"max_model_len is 4,096 but the model holds 2,048"):
             resolve(GIB, max_model_len=4096)
         assert resolve(GIB, max_model_len=100).max_model_len == 100
+
+    def test_int8_takes_half_the_memory_and_a_scale_per_token_and_head(self):
+        """1,024 bytes and 4 layers x 2 heads x 2 scales of 4 bytes: 1,088 for 2,048."""
+        cache = resolve(GIB, kv_cache_memory_bytes=1088 * 32 * 7, kv_cache_dtype="int8")
+        assert cache.num_blocks == 7
+        assert resolve(GIB, kv_cache_memory_bytes=1088 * 32 * 7).num_blocks == 3
 
     def test_auto_pages_are_bfloat16(self):
         assert resolve(GIB).kv_cache_dtype == "bfloat16"

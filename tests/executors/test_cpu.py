@@ -47,7 +47,11 @@ every_set = pytest.mark.parametrize("isa", SETS)
 #   int with one scale per output: activations have 16 bits, so a step is at most the largest of a
 #     row / 8,000 (the groups' sums must fit into 16 bits too), an element's error 1e-4 of its
 #     deviation and a product's as much of its own; twenty times that as above. Measured: 2.4e-3.
-FLOAT_SUMS, BF16_TILES, INT8_ACTIVATIONS, INT16_ACTIVATIONS = 1e-5, 5e-2, 1e-1, 5e-3
+#   int8 pages: both sides round keys and values alike, but for numbers so near a tie that float
+#     sums part them: one step of 1 / 127 in one of thousands of numbers. Queries and weights are
+#     whole numbers of 16 bits: 3e-5 of the largest. Measured: 5.1e-4.
+FLOAT_SUMS, BF16_TILES, INT8_ACTIVATIONS = 1e-5, 5e-2, 1e-1
+INT16_ACTIVATIONS, INT8_PAGES = 5e-3, 2e-3
 
 
 def tolerance(isa: str, dtype: str, scales: str = "group") -> float:
@@ -154,6 +158,31 @@ def test_bfloat16_pages_hold_what_the_references_do(isa):
     found = native(program, weights, isa, kv_dtype="bfloat16").logits(step)
     expected = reference(program, weights, kv_dtype="bfloat16").logits(step)
     assert distance(found, expected) < max(tolerance(isa, "BF16"), 2.0**-8)
+
+
+@pytest.mark.parametrize("shape", [name for name in SHAPES if not name.startswith("odd")])
+def test_int8_pages_agree_with_the_references_at_every_edge(shape):
+    program = network(**{"layers": 1, **SHAPES[shape]})
+    weights, (table,) = RandomWeights(program), tables([520], 32)
+    step = batch(Piece(token_ids(520, 17), 0, 514, table), rows=EDGES)
+    expected = reference(program, weights, kv_dtype="int8").logits(step)
+    for isa in SETS:
+        sizes = {"max_rows": 514, "max_positions": 514, "num_blocks": max(table) + 1}
+        found = native(program, weights, isa, kv_dtype="int8", **sizes).logits(step)
+        assert distance(found, expected) < max(tolerance(isa, "BF16"), INT8_PAGES), isa
+
+
+@every_set
+@pytest.mark.parametrize("block_size", [16, 256])
+def test_int8_pages_of_any_block_size_agree_without_a_block_to_spare(isa, block_size):
+    program = network(head_dim=80, layers=1)
+    weights = RandomWeights(program)
+    blocks = list(range(-(-290 // block_size)))
+    step = batch(Piece(token_ids(290), 0, 290, blocks))
+    common = {"kv_dtype": "int8", "block_size": block_size, "num_blocks": len(blocks)}
+    expected = reference(program, weights, **common).logits(step)
+    found = native(program, weights, isa, **common).logits(step)
+    assert distance(found, expected) < max(tolerance(isa, "BF16"), INT8_PAGES)
 
 
 # --- one product, exactly ------------------------------------------------------------------------

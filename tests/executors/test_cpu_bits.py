@@ -40,7 +40,7 @@ LAWFUL: dict[str, tuple[str, str, dict[str, Any]]] = {
     "4-bit, one scale": ("Q4_1", "channel", {"heads": 6, "kv_heads": 2, "width": 96}),
     "int8, one scale": ("Q8_0", "channel", {"heads": 4, "kv_heads": 4, "bias": True}),
 }
-LAW_FORMATS = [*((isa, "bfloat16") for isa in SETS), (SETS[0], "float32")]
+LAW_FORMATS = [*((isa, kv) for isa in SETS for kv in ("bfloat16", "int8")), (SETS[0], "float32")]
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class TestBadInput:
             {"block_size": 24},
             {"block_size": 512},
             {"block_size": 0},
-            {"kv_dtype": "int8"},
+            {"kv_dtype": "int4"},
             {"kv_dtype": "auto"},
             {"num_threads": 0},
             {"max_rows": 0},
@@ -161,6 +161,7 @@ class TestBadInput:
         ("shape", "settings"),
         [
             ({}, {"kv_dtype": "bfloat16"}),
+            ({}, {"kv_dtype": "int8"}),
             ({}, {"block_size": 64}),
             ({}, {"weights_digest": "another"}),
             ({"head_dim": 32}, {}),

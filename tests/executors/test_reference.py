@@ -135,7 +135,7 @@ def test_impossible_batch_arrives_as_an_error_and_writes_nothing(field, value, p
     future = run.submit(SimpleNamespace(**fields | {field: np.array(value, np.int32)}))
     assert problem in str(future.exception())
     assert isinstance(future.exception(), ValueError)
-    assert not run.pages.array.any()
+    assert not run.pages.array["numbers"].any()
 
 
 def test_a_row_without_numbers_fails_its_own_request_and_no_other():

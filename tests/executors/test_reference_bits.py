@@ -74,7 +74,7 @@ def test_block_size_does_not_matter(name, block_size):
 @pytest.mark.parametrize("name", NAMES)
 def test_stale_content_of_blocks_does_not_matter(name, kv_dtype):
     run = executor(name, kv_dtype=kv_dtype)
-    run.pages.array[...] = np.nan if kv_dtype == "float32" else 0x7FC0
+    run.pages.array["numbers"] = np.nan if kv_dtype == "float32" else 0x7FC0
     parts = [run.logits(batch(Piece(IDS, start, 50, table(4)))) for start in range(0, LENGTH, 50)]
     assert bits(np.concatenate(parts)) == bits(whole(name, kv_dtype=kv_dtype))
 

@@ -7,12 +7,14 @@ Invariant: the pool holds at least one sequence of `max_model_len` tokens, unles
 for a longer one; then requests that cannot fit are refused one by one.
 """
 
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 from octavo.config import EngineConfig
 from octavo.engine.machine import GIB
 from octavo.errors import SettingError
-from octavo.executors.pages import KVType
+from octavo.executors.pages import KVType, bytes_per_token
+from octavo.program.program import KVGroup
 
 # What the cache takes by default: a quarter of what is free, but no more than a small server needs.
 DEFAULT_SHARE = 0.25
@@ -33,16 +35,15 @@ class CacheSettings:
 
 
 def resolve_cache(
-    config: EngineConfig, *, max_context: int, values_per_token: int, available: int
+    config: EngineConfig, *, max_context: int, kv_groups: Ordered[KVGroup], available: int
 ) -> CacheSettings:
     """Return the cache for a model that can hold `max_context` tokens.
 
-    values_per_token: numbers kept per token, keys and values of all layers together. available:
-    bytes that are free once the weights are loaded. Raises `SettingError` with the numbers.
+    kv_groups: what is kept per token. available: bytes that are free once the weights are loaded.
+    Raises `SettingError` with the numbers.
     """
     dtype: KVType = "bfloat16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    bytes_per_token = values_per_token * (2 if dtype == "bfloat16" else 4)
-    bytes_per_block = bytes_per_token * config.block_size
+    bytes_per_block = bytes_per_token(kv_groups, dtype) * config.block_size
     wanted = config.max_model_len or max_context
     if wanted > max_context:
         raise SettingError(

@@ -56,7 +56,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
     cache = resolve_cache(
         config,
         max_context=program.max_context,
-        values_per_token=int(program.kv_bytes_per_token(element_size=1)),
+        kv_groups=program.kv_groups,
         available=_free_beside(backend.weight_bytes(program, weights), available_memory()),
     )
     digest = _weights_digest(files.source)

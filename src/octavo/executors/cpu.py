@@ -31,7 +31,7 @@ from octavo.executors.packing import (
     pack,
     scales_for,
 )
-from octavo.executors.pages import Seal
+from octavo.executors.pages import ELEMENT_BYTES, KVType, Seal, bytes_per_token
 from octavo.executors.quantization import Losses, Quantization
 from octavo.executors.sampling import sample_tiles
 from octavo.executors.values import place_values
@@ -47,7 +47,6 @@ Floats = NDArray[np.float32]
 HEAD_ROWS = 64
 # Of a quantised matrix, to measure what was lost.
 _ROWS_COMPARED = 64
-ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
 
 
 class Weights(Protocol):
@@ -87,7 +86,7 @@ class CPUExecutor:
         *,
         num_blocks: int,
         block_size: int,
-        kv_dtype: str,
+        kv_dtype: KVType,
         max_rows: int,
         max_positions: int,
         instruction_set: str,
@@ -118,12 +117,11 @@ class CPUExecutor:
         self._limits = BatchLimits(program, num_blocks, block_size, max_rows, max_positions)
         self._seal = Seal(f"{self.fingerprint} {block_size}")
         group = self.program.kv_groups[0]
-        element = ELEMENT_BYTES[kv_dtype]
-        block_bytes = group.elements_per_token * block_size * element
+        block_bytes = bytes_per_token([group], kv_dtype) * block_size
         self.pages = HugePages().zeros(num_blocks * block_bytes).reshape(num_blocks, block_bytes)
         self._tape = library.Tape(
             instruction_set, self.pages.ctypes.data, group.layers, block_size, group.kv_heads,
-            group.head_dim, element, max_rows, num_threads,
+            group.head_dim, ELEMENT_BYTES[kv_dtype], max_rows, num_threads,
         )  # fmt: skip
         formats = formats_of(self.program, weights.dtype, scales, quantization)
         recorder = _Recorder(library, self.program, weights, formats, max_rows, max_positions)

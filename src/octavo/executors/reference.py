@@ -21,7 +21,7 @@ from octavo.executors import arithmetic
 from octavo.executors.arithmetic import SEGMENT, TILE, Floats, Int32, padded
 from octavo.executors.executor import Batch, StepResult
 from octavo.executors.limits import BatchLimits
-from octavo.executors.pages import KVType, PageStore
+from octavo.executors.pages import KVType, PageStore, element_size
 from octavo.executors.sampling import sample_tiles
 from octavo.program import ops
 from octavo.program.fuse import fuse
@@ -49,7 +49,8 @@ def prepare(
     program = fuse(program) if fused else program
     arrays = {name: np.ascontiguousarray(weights(name), dtype) for name in program.parameters}
     item = float(np.dtype(dtype).itemsize)
-    sizes = ops.ElementSizes(lambda _name: item, item, 2.0 if kv_dtype == "bfloat16" else 4.0)
+    kv = element_size(kv_dtype, program.kv_groups[0].head_dim)
+    sizes = ops.ElementSizes(lambda _name: item, item, kv)
     return PreparedProgram(program, arrays, sizes)
 
 
