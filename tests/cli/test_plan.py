@@ -79,3 +79,44 @@ def test_unknown_model_is_one_line(octavo: Octavo, cache: Path) -> None:
     done = octavo("plan", "no-such-model", "--machine", "l4")
     assert done.code == 1
     assert "no-such-model" in done.err
+
+
+# --- traces -------------------------------------------------------------------------------------
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    file = tmp_path / "trace.csv"
+    file.write_text(AZURE + "2023-11-16 18:15:47.68,500,9\n2023-11-16 18:15:48.68,9000,9\n")
+    return file
+
+
+def test_a_trace_is_simulated(octavo: Octavo, model: str, trace: Path) -> None:
+    done = octavo("plan", model, "--machine", "l4", "--trace", str(trace))
+    assert (done.code, done.err) == (0, "")
+    for part in ("2 requests", "1 refused as too long", "53 tokens generated", "first token"):
+        assert part in done.out
+
+
+def test_a_simulation_is_one_json_object(octavo: Octavo, model: str, trace: Path) -> None:
+    limits = ("--max-ttft-ms", "0.001")
+    more = ("--trace-limit", "1", "--trace-length-scale", "0.5", "--json")
+    done = octavo("plan", model, "--machine", "l4", "--trace", str(trace), *limits, *more)
+    values = json.loads(done.out)
+    assert (values["num_requests"], values["num_output_tokens"]) == (1, 22)
+    assert (values["goodput"], values["cache_hit_share"]) == (0, 0)
+    assert values["ttft"]["p99"] > 0
+
+
+def test_a_malformed_trace_names_line_and_column(octavo: Octavo, model: str, trace: Path) -> None:
+    trace.write_text(AZURE + "2023-11-16 18:15:47.68,many,9\n")
+    done = octavo("plan", model, "--machine", "l4", "--trace", str(trace))
+    assert done.code == 1
+    assert "line 3: ContextTokens: 'many'" in done.err
+
+
+def test_a_missing_trace_is_one_line(octavo: Octavo, model: str, tmp_path: Path) -> None:
+    done = octavo("plan", model, "--machine", "l4", "--trace", str(tmp_path / "none.csv"))
+    assert (done.code, done.err.count("\n")) == (1, 1)

@@ -102,6 +102,8 @@ def test_the_last_token_of_an_answer_takes_no_slot() -> None:
 def test_settings_are_planned() -> None:
     wide = plan(kv_cache_dtype="float32")
     assert wide.capacity.kv_bytes_per_token == 2 * plan().capacity.kv_bytes_per_token
+    # A byte, and a scale of four for each token and head.
+    assert plan(kv_cache_dtype="int8").capacity.kv_bytes_per_token == 2 * 16 * 8 * (64 + 4)
     assert plan(num_gpu_blocks_override=40).max_batch == 2
     assert plan(max_num_seqs=3).max_batch == 3
     assert plan(max_model_len=1000).capacity.longest_context == 1000

@@ -6,6 +6,7 @@ a traceback.
 """
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -173,6 +174,16 @@ def plan(
     max_itl_ms: Annotated[
         float | None, typer.Option("--max-itl-ms", help="The load's longest time between tokens.")
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Simulate this recorded traffic (Azure's or Mooncake's).")
+    ] = None,
+    trace_speed: Annotated[float, typer.Option(help="2 sends the trace twice as fast.")] = 1.0,
+    trace_length_scale: Annotated[
+        float, typer.Option(help="Multiply the trace's lengths by this.")
+    ] = 1.0,
+    trace_limit: Annotated[
+        int | None, typer.Option(help="Requests of the trace. [default: all]", min=1)
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of tables.")
     ] = False,
@@ -180,18 +191,26 @@ def plan(
     """Plan a model on a machine: memory, latency, throughput, machines for a load.
 
     All of it is predicted from the configuration: no weights are read and nothing runs. For this
-    machine, `octavo doctor` makes the prediction better.
+    machine, `octavo doctor` makes the prediction better. With a trace, the real scheduler runs on
+    virtual time instead, and the limits decide what counts as goodput.
     """
-    from octavo.cli.plan import choose_machine, run_plan
+    from octavo.cli.plan import choose_machine, run_plan, run_simulation
     from octavo.planning.fleet import Limits
     from octavo.planning.latency import Lengths
 
+    config = EngineConfig.from_dict({"model": model, **engine})
+    where = choose_machine(machine, memory_gib)
+    limits = Limits(ttft=_from_ms(max_ttft_ms), itl=_from_ms(max_itl_ms))
+    if trace is not None:
+        replay = (trace_speed, trace_length_scale, trace_limit)
+        run_simulation(config, where, trace, replay, limits=limits, as_json=as_json)
+        return
     run_plan(
-        EngineConfig.from_dict({"model": model, **engine}),
-        choose_machine(machine, memory_gib),
+        config,
+        where,
         Lengths(prompt_tokens=prompt_tokens, output_tokens=output_tokens),
         requests_per_second=requests_per_second,
-        limits=Limits(ttft=_from_ms(max_ttft_ms), itl=_from_ms(max_itl_ms)),
+        limits=limits,
         as_json=as_json,
     )
 

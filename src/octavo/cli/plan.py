@@ -5,8 +5,10 @@ output carries the plan alone.
 """
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
+from pathlib import Path
 from typing import Any
 
 from octavo.config import EngineConfig
@@ -15,7 +17,10 @@ from octavo.errors import InvalidParameterError
 from octavo.planning.fleet import Fleet, Limits
 from octavo.planning.kept import this_machine
 from octavo.planning.latency import Lengths
+from octavo.planning.load.traces import read_trace
+from octavo.planning.load.work import IdRange, Replay
 from octavo.planning.plan import Plan, make_plan
+from octavo.planning.simulation import Simulation, Simulator
 from octavo.planning.subject import read_subject
 
 GIB = 1 << 30
@@ -56,11 +61,50 @@ def run_plan(
         print(line)
 
 
+def run_simulation(
+    config: EngineConfig,
+    machine: Machine,
+    trace: Path,
+    replay: tuple[float, float, int | None],
+    *,
+    limits: Limits,
+    as_json: bool,
+) -> None:
+    """Serve a trace on virtual time and print what happened. replay: speed, scale and limit."""
+    subject = read_subject(config.model)
+    speed, scale, limit = replay
+    lines = Replay(speed=speed, length_scale=scale, limit=limit)
+    ids = IdRange(0, subject.program.vocab_size)
+    sessions, _ = lines.sessions(read_trace(trace), ids, config.seed)
+    simulation = Simulator(subject, machine, config).run(sessions, limits, _report)
+    if as_json:
+        derived = {
+            "tokens_per_second": simulation.tokens_per_second,
+            "cache_hit_share": simulation.cache_hit_share,
+        }
+        about = {"model": config.model, "machine": machine_json(machine), "trace": trace.name}
+        print(json.dumps({**about, **asdict(simulation), **derived}))
+        return
+    print(f"{trace.name} with {config.model} on {machine.title}, simulated")
+    for line in _simulation(simulation, limits):
+        print(line)
+
+
+def _report(done: int, total: int) -> None:
+    """Say how far the trace has come, on a terminal and not too often."""
+    if sys.stderr.isatty() and (done % 200 == 0 or done == total):
+        end = "\n" if done == total else ""
+        print(f"\r{done:,} of {total:,} requests have arrived", end=end, file=sys.stderr)
+
+
+def machine_json(machine: Machine) -> dict[str, Any]:
+    """Return a machine as plain values."""
+    return {**asdict(machine), "efficiency": machine.efficiency._asdict()}
+
+
 def plan_json(plan: Plan) -> dict[str, Any]:
     """Return a plan as plain values; times in seconds, sizes in bytes."""
-    values = asdict(plan)
-    values["machine"]["efficiency"] = plan.machine.efficiency._asdict()
-    return values
+    return {**asdict(plan), "machine": machine_json(plan.machine)}
 
 
 def _lines(plan: Plan) -> Iterator[str]:
@@ -162,6 +206,35 @@ def _fleet(plan: Plan, fleet: Fleet) -> Iterator[str]:
         f"  each: {fleet.batch:,} streams, {_ms(fleet.ttft)} to the first token, "
         f"{_ms(fleet.inter_token)} per token, {fleet.busy:.0%} of what it can do"
     )
+
+
+def _simulation(found: Simulation, limits: Limits) -> Iterator[str]:
+    refused = f", {found.num_refused:,} refused as too long" if found.num_refused else ""
+    yield (
+        f"  {found.num_requests:,} requests in {found.seconds:,.1f} s and {found.num_steps:,} steps"
+        f"{refused}; busy {found.busy:.0%} of the time"
+    )
+    yield (
+        f"  {found.num_output_tokens:,} tokens generated, {found.tokens_per_second:,.0f} a second; "
+        f"{found.num_prompt_tokens:,} of prompts, {found.cache_hit_share:.1%} from the cache"
+    )
+    yield (
+        f"  {found.num_preemptions:,} preemptions, {found.num_recomputed_tokens:,} tokens computed "
+        f"again; at most {found.most_running:,} ran and {found.most_waiting:,} waited"
+    )
+    kept = " within the limits" if limits != Limits() else ""
+    yield f"  goodput: {found.goodput:,.2f} requests per second{kept}"
+    yield ""
+    rows = [
+        (name, *(_ms(seconds) for seconds in astuple(spread)))
+        for name, spread in (
+            ("waiting", found.queueing),
+            ("first token", found.ttft),
+            ("between tokens", found.itl),
+            ("whole request", found.end_to_end),
+        )
+    ]
+    yield from _table(("", "mean", "p50", "p90", "p95", "p99", "most"), rows)
 
 
 def _table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

@@ -45,7 +45,7 @@ class PreparedProgram:
     @property
     def kv_bytes_per_token(self) -> int:
         """Memory of one token's keys and values in all layers."""
-        return int(self.program.kv_bytes_per_token(self.kv_element))
+        return round(self.program.kv_bytes_per_token(self.kv_element))
 
     def form_of(self, op: Operation) -> str:
         """Return the format that decides how fast an operation computes."""

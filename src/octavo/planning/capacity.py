@@ -11,6 +11,8 @@ from octavo.cost.accounting import PreparedProgram
 from octavo.cost.hardware import MACHINES, Machine
 from octavo.engine.resolve import CacheSettings, resolve_cache
 from octavo.errors import BadRequestError, SettingError
+from octavo.executors.pages import KVType, element_size
+from octavo.program.program import Program
 
 GIB = 1 << 30
 # Of a named machine's memory; the rest is for the system and for values between operations.
@@ -45,9 +47,10 @@ class BlockSizeRow:
     requests_at_once: int
 
 
-def kv_element(config: EngineConfig) -> float:
-    """Return the bytes of a number in the pages."""
-    return 4.0 if config.kv_cache_dtype == "float32" else 2.0
+def kv_element(config: EngineConfig, program: Program) -> float:
+    """Return the bytes of a number in the pages, its scale included."""
+    chosen: KVType = "bfloat16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    return element_size(chosen, program.kv_groups[0].head_dim)
 
 
 def capacity(
@@ -135,7 +138,7 @@ def _cache(
     return resolve_cache(
         config,
         max_context=program.max_context,
-        values_per_token=int(program.kv_bytes_per_token(1)),
+        kv_groups=program.kv_groups,
         available=free,
     )
 

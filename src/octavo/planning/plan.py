@@ -112,7 +112,7 @@ def prepared_for(subject: Subject, machine: Machine, config: EngineConfig) -> Pr
     return subject.prepared(
         scales_for(machine.instruction_set or "amx"),
         quantization=chosen,
-        kv_element=kv_element(config),
+        kv_element=kv_element(config, subject.program),
     )
 
 
