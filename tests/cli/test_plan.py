@@ -75,6 +75,23 @@ def test_what_cannot_be_is_one_line(
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--max-itl-ms", "50"), "--max-itl-ms needs a load"),
+        (("--trace-speed", "2"), "--trace-speed needs --trace"),
+        (("--trace", "x.csv", "--prompt-tokens", "9"), "--prompt-tokens is what --trace brings"),
+        (("--trace", "x.csv", "--requests-per-second", "9"), "--requests-per-second is what"),
+    ],
+)
+def test_no_option_is_ignored(
+    octavo: Octavo, model: str, arguments: tuple[str, ...], words: str
+) -> None:
+    done = octavo("plan", model, "--machine", "l4", *arguments)
+    assert (done.code, done.out) == (1, "")
+    assert words in done.err
+
+
 def test_unknown_model_is_one_line(octavo: Octavo, cache: Path) -> None:
     done = octavo("plan", "no-such-model", "--machine", "l4")
     assert done.code == 1

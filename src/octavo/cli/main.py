@@ -163,8 +163,12 @@ def plan(
     memory_gib: Annotated[
         float | None, typer.Option("--memory-gib", help="Its memory, instead of what is known.")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 512,
-    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 128,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a prompt. [default: 512]", min=1)
+    ] = None,
+    output_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of an answer. [default: 128]", min=1)
+    ] = None,
     requests_per_second: Annotated[
         float | None, typer.Option(help="A load: how many machines does it need?")
     ] = None,
@@ -177,10 +181,12 @@ def plan(
     trace: Annotated[
         Path | None, typer.Option(help="Simulate this recorded traffic (Azure's or Mooncake's).")
     ] = None,
-    trace_speed: Annotated[float, typer.Option(help="2 sends the trace twice as fast.")] = 1.0,
+    trace_speed: Annotated[
+        float | None, typer.Option(help="2 sends the trace twice as fast. [default: 1]")
+    ] = None,
     trace_length_scale: Annotated[
-        float, typer.Option(help="Multiply the trace's lengths by this.")
-    ] = 1.0,
+        float | None, typer.Option(help="Multiply the trace's lengths by this. [default: 1]")
+    ] = None,
     trace_limit: Annotated[
         int | None, typer.Option(help="Requests of the trace. [default: all]", min=1)
     ] = None,
@@ -194,29 +200,21 @@ def plan(
     machine, `octavo doctor` makes the prediction better. With a trace, the real scheduler runs on
     virtual time instead, and the limits decide what counts as goodput.
     """
-    from octavo.cli.plan import choose_machine, run_plan, run_simulation
-    from octavo.planning.fleet import Limits
-    from octavo.planning.latency import Lengths
+    from octavo.cli.plan import Asked, run_plan
 
-    config = EngineConfig.from_dict({"model": model, **engine})
-    where = choose_machine(machine, memory_gib)
-    limits = Limits(ttft=_from_ms(max_ttft_ms), itl=_from_ms(max_itl_ms))
-    if trace is not None:
-        replay = (trace_speed, trace_length_scale, trace_limit)
-        run_simulation(config, where, trace, replay, limits=limits, as_json=as_json)
-        return
-    run_plan(
-        config,
-        where,
-        Lengths(prompt_tokens=prompt_tokens, output_tokens=output_tokens),
+    asked = Asked(
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
         requests_per_second=requests_per_second,
-        limits=limits,
-        as_json=as_json,
+        max_ttft_ms=max_ttft_ms,
+        max_itl_ms=max_itl_ms,
+        trace=trace,
+        trace_speed=trace_speed,
+        trace_length_scale=trace_length_scale,
+        trace_limit=trace_limit,
     )
-
-
-def _from_ms(number: float | None) -> float | None:
-    return None if number is None else number / 1e3
+    config = EngineConfig.from_dict({"model": model, **engine})
+    run_plan(config, machine, memory_gib, asked, as_json=as_json)
 
 
 @app.command(cls=Command)

@@ -7,13 +7,13 @@ output carries the plan alone.
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from octavo.config import EngineConfig
 from octavo.cost.hardware import Machine, machine_named
-from octavo.errors import InvalidParameterError
+from octavo.errors import BadRequestError, InvalidParameterError
 from octavo.planning.fleet import Fleet, Limits
 from octavo.planning.kept import this_machine
 from octavo.planning.latency import Lengths
@@ -21,9 +21,65 @@ from octavo.planning.load.traces import read_trace
 from octavo.planning.load.work import IdRange, Replay
 from octavo.planning.plan import Plan, make_plan
 from octavo.planning.simulation import Simulation, Simulator
-from octavo.planning.subject import read_subject
+from octavo.planning.subject import Subject, read_subject
 
 GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was asked beside model and machine; None was not given."""
+
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    requests_per_second: float | None = None
+    max_ttft_ms: float | None = None
+    max_itl_ms: float | None = None
+    trace: Path | None = None
+    trace_speed: float | None = None
+    trace_length_scale: float | None = None
+    trace_limit: int | None = None
+
+    def check(self) -> None:
+        """Raise `BadRequestError` for an option that would be ignored."""
+        if self.trace is None:
+            self._refuse(("trace_speed", "trace_length_scale", "trace_limit"), "needs --trace")
+            if self.requests_per_second is None:
+                needs = "needs a load: --requests-per-second or --trace"
+                self._refuse(("max_ttft_ms", "max_itl_ms"), needs)
+        else:
+            brings = "is what --trace brings: leave one of them out"
+            self._refuse(("prompt_tokens", "output_tokens", "requests_per_second"), brings)
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None:
+                raise BadRequestError(f"--{name.replace('_', '-')} {why}.")
+
+    @property
+    def lengths(self) -> Lengths:
+        """The lengths to plan."""
+        return Lengths(
+            prompt_tokens=self.prompt_tokens or 512, output_tokens=self.output_tokens or 128
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """The limits, in seconds."""
+        return Limits(ttft=_from_ms(self.max_ttft_ms), itl=_from_ms(self.max_itl_ms))
+
+    @property
+    def replay(self) -> Replay:
+        """How the trace is changed."""
+        return Replay(
+            speed=1.0 if self.trace_speed is None else self.trace_speed,
+            length_scale=1.0 if self.trace_length_scale is None else self.trace_length_scale,
+            limit=self.trace_limit,
+        )
+
+
+def _from_ms(number: float | None) -> float | None:
+    return None if number is None else number / 1e3
 
 
 def choose_machine(name: str | None, memory_gib: float | None) -> Machine:
@@ -38,21 +94,25 @@ def choose_machine(name: str | None, memory_gib: float | None) -> Machine:
 
 def run_plan(
     config: EngineConfig,
-    machine: Machine,
-    lengths: Lengths,
+    machine: str | None,
+    memory_gib: float | None,
+    asked: Asked,
     *,
-    requests_per_second: float | None,
-    limits: Limits,
     as_json: bool,
 ) -> None:
-    """Print a plan; limits count only with a load."""
+    """Print a plan, or the simulation of a trace if there is one."""
+    asked.check()
+    where, subject = choose_machine(machine, memory_gib), read_subject(config.model)
+    if asked.trace is not None:
+        _run_simulation(config, where, subject, asked.trace, asked, as_json=as_json)
+        return
     plan = make_plan(
-        read_subject(config.model),
-        machine,
+        subject,
+        where,
         config,
-        lengths,
-        requests_per_second=requests_per_second,
-        limits=limits,
+        asked.lengths,
+        requests_per_second=asked.requests_per_second,
+        limits=asked.limits,
     )
     if as_json:
         print(json.dumps(plan_json(plan)))
@@ -61,22 +121,19 @@ def run_plan(
         print(line)
 
 
-def run_simulation(
+def _run_simulation(
     config: EngineConfig,
     machine: Machine,
+    subject: Subject,
     trace: Path,
-    replay: tuple[float, float, int | None],
+    asked: Asked,
     *,
-    limits: Limits,
     as_json: bool,
 ) -> None:
-    """Serve a trace on virtual time and print what happened. replay: speed, scale and limit."""
-    subject = read_subject(config.model)
-    speed, scale, limit = replay
-    lines = Replay(speed=speed, length_scale=scale, limit=limit)
+    """Serve a trace on virtual time and print what happened."""
     ids = IdRange(0, subject.program.vocab_size)
-    sessions, _ = lines.sessions(read_trace(trace), ids, config.seed)
-    simulation = Simulator(subject, machine, config).run(sessions, limits, _report)
+    sessions, _ = asked.replay.sessions(read_trace(trace), ids, config.seed)
+    simulation = Simulator(subject, machine, config).run(sessions, asked.limits, _report)
     if as_json:
         derived = {
             "tokens_per_second": simulation.tokens_per_second,
@@ -86,7 +143,7 @@ def run_simulation(
         print(json.dumps({**about, **asdict(simulation), **derived}))
         return
     print(f"{trace.name} with {config.model} on {machine.title}, simulated")
-    for line in _simulation(simulation, limits):
+    for line in _simulation(simulation, asked.limits):
         print(line)
 
 
