@@ -6,6 +6,7 @@ a traceback.
 """
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ import typer
 from octavo.cli import bench
 from octavo.cli.settings import (
     ENGINE_OPTIONS,
+    PLANNED_ENGINE_OPTIONS,
     SAMPLING_OPTIONS,
     SERVED_ENGINE_OPTIONS,
     SERVER_OPTIONS,
@@ -148,6 +150,86 @@ def program(
     from octavo.cli.program import run_program
 
     run_program(model, context=context, plain=plain)
+
+
+@app.command(cls=Command)
+@with_options(("engine", PLANNED_ENGINE_OPTIONS))
+def plan(
+    engine: dict[str, Any],
+    model: ModelArgument = DEFAULT_MODEL,
+    machine: Annotated[
+        str | None, typer.Option(help="A machine of the table, as h100 or l4; by default this one.")
+    ] = None,
+    memory_gib: Annotated[
+        float | None, typer.Option("--memory-gib", help="Its memory, instead of what is known.")
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a prompt. [default: 512]", min=1)
+    ] = None,
+    output_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of an answer. [default: 128]", min=1)
+    ] = None,
+    requests_per_second: Annotated[
+        float | None, typer.Option(help="A load: how many machines does it need?")
+    ] = None,
+    max_ttft_ms: Annotated[
+        float | None, typer.Option("--max-ttft-ms", help="The load's longest time to first token.")
+    ] = None,
+    max_itl_ms: Annotated[
+        float | None, typer.Option("--max-itl-ms", help="The load's longest time between tokens.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Simulate this recorded traffic (Azure's or Mooncake's).")
+    ] = None,
+    trace_speed: Annotated[
+        float | None, typer.Option(help="2 sends the trace twice as fast. [default: 1]")
+    ] = None,
+    trace_length_scale: Annotated[
+        float | None, typer.Option(help="Multiply the trace's lengths by this. [default: 1]")
+    ] = None,
+    trace_limit: Annotated[
+        int | None, typer.Option(help="Requests of the trace. [default: all]", min=1)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of tables.")
+    ] = False,
+) -> None:
+    """Plan a model on a machine: memory, latency, throughput, machines for a load.
+
+    All of it is predicted from the configuration: no weights are read and nothing runs. For this
+    machine, `octavo doctor` makes the prediction better. With a trace, the real scheduler runs on
+    virtual time instead, and the limits decide what counts as goodput.
+    """
+    from octavo.cli.plan import Asked, run_plan
+
+    asked = Asked(
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        requests_per_second=requests_per_second,
+        max_ttft_ms=max_ttft_ms,
+        max_itl_ms=max_itl_ms,
+        trace=trace,
+        trace_speed=trace_speed,
+        trace_length_scale=trace_length_scale,
+        trace_limit=trace_limit,
+    )
+    config = EngineConfig.from_dict({"model": model, **engine})
+    run_plan(config, machine, memory_gib, asked, as_json=as_json)
+
+
+@app.command(cls=Command)
+def doctor(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of tables.")
+    ] = False,
+) -> None:
+    """Measure this machine in a few seconds, and say what its numbers and its set-up mean.
+
+    The result is kept for this CPU model, affinity and version; `octavo plan` uses it.
+    """
+    from octavo.cli.doctor import run_doctor
+
+    run_doctor(as_json=as_json)
 
 
 @app.command(cls=Command)

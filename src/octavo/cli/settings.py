@@ -77,6 +77,20 @@ LOAD_OPTIONS = options_of(LoadConfig)
 SERVER_OPTIONS = options_of(ServerConfig)
 SERVED_ENGINE_OPTIONS = options_of(EngineConfig, without={"model"})
 ENGINE_OPTIONS = options_of(EngineConfig, without={"model", *_TAKEN})
+# What decides memory and the size of steps.
+_PLANNED = frozenset(
+    {
+        "quantization",
+        "kv_cache_dtype",
+        "block_size",
+        "kv_cache_memory_bytes",
+        "num_gpu_blocks_override",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+    }
+)
+PLANNED_ENGINE_OPTIONS = tuple(o for o in SERVED_ENGINE_OPTIONS if o.name in _PLANNED)
 
 
 class Command(TyperCommand):

@@ -18,7 +18,8 @@ from octavo.engine.resolve import CacheSettings
 from octavo.errors import SettingError, UnsupportedModelError
 from octavo.executors.cpu import CPUExecutor, check_supported
 from octavo.executors.executor import Executor
-from octavo.executors.packing import FLOAT_TYPES, formats_of, packed_bytes, scales_for
+from octavo.executors.packing import FLOAT_TYPES, formats_of, scales_for
+from octavo.executors.preparing import weight_bytes
 from octavo.executors.quantization import Quantization
 from octavo.executors.reference import ReferenceExecutor
 from octavo.models.registry import WeightReader
@@ -47,10 +48,7 @@ class Backend:
         formats = formats_of(
             program, weights.dtype, scales_for(self.instruction_set), self.quantization
         )
-        return sum(
-            packed_bytes((shape[0], shape[1]), formats[name]) if name in formats else 4 * shape[0]
-            for name, shape in program.parameters.items()
-        )
+        return sum(weight_bytes(program, formats).values())
 
     def build(
         self,

@@ -20,7 +20,7 @@ from octavo.engine.pooling import StatePool
 from octavo.engine.stats import EngineStats, take_snapshot
 from octavo.engine.text import OutputText, TokenBytes, token_display
 from octavo.errors import BadRequestError, InvalidParameterError, OctavoError
-from octavo.executors.batch import build_batch
+from octavo.executors.batch import MaskOf, build_batch
 from octavo.executors.executor import Batch, Executor, StepResult, TokenLogprobs
 from octavo.request import (
     FinishReason,
@@ -59,6 +59,7 @@ class Engine:
 
     clock: seconds on the engine's time line; the only source of time. A virtual clock makes the
     same engine a simulator. compiler: of grammars; without it, structured outputs are refused.
+    build: makes a plan's arrays, for the executor.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Engine:
         decoder: TokenBytes | None,
         clock: Clock,
         compiler: GrammarCompiler | None = None,
+        build: Callable[[StepPlan, MaskOf], Batch] = build_batch,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
@@ -77,6 +79,7 @@ class Engine:
         self.decoder = decoder
         self._clock = clock
         self._compiler = compiler
+        self._build = build
         self._constraints = Constraints()
         self._compiling: list[_ActiveRequest] = []
         self._active: dict[str, _ActiveRequest] = {}
@@ -197,7 +200,7 @@ class Engine:
         """Compute a plan. Whatever breaks it, each request in it hears so, and the others go on."""
         try:
             self._note_first_scheduled(plan)
-            batch = build_batch(plan, self._constraints.mask_of)
+            batch = self._build(plan, self._constraints.mask_of)
             result = self.executor.submit(batch).result()
         except Exception as error:
             self._fail(plan, error)

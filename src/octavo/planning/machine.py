@@ -18,7 +18,7 @@ _PACKAGE = Path(__file__).parent.parent
 def describe_machine(package: Path = _PACKAGE) -> dict[str, str | int]:
     """Return CPU model, CPUs that may be used, versions, and the commit if in a checkout."""
     found: dict[str, str | int] = {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cpus": available_cpus(),
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -27,7 +27,8 @@ def describe_machine(package: Path = _PACKAGE) -> dict[str, str | int]:
     return {**found, "commit": commit} if commit else found
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return the CPU's name as the kernel tells it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -10,14 +10,15 @@ Invariant: arrivals are seconds after the first line's, in the file's order, and
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo.errors import BadRequestError, shorten
 
+T = TypeVar("T")
 # Tokens of a block that one hash id of a Mooncake trace stands for.
 TRACE_BLOCK = 512
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -34,7 +35,7 @@ class TraceLine:
 
 
 def read_trace(path: Path) -> list[TraceLine]:
-    """Return the lines of a trace; a `BadRequestError` names file, line and what is wrong."""
+    """Return the lines of a trace; a `BadRequestError` names file, line, column and value."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -83,12 +84,14 @@ def _azure(path: Path, rows: list[str]) -> Iterator[tuple[int, TraceLine | Excep
     for row in reader:
         try:
             # Seven digits of a second; Python reads six.
-            arrived = datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC)
+            arrived = _field(row, "TIMESTAMP", lambda text: datetime.fromisoformat(text[:26]))
             found = TraceLine(
-                arrived.timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"])
+                arrived.replace(tzinfo=UTC).timestamp(),
+                _field(row, "ContextTokens", int),
+                _field(row, "GeneratedTokens", int),
             )
-        except (ValueError, TypeError) as error:
-            yield reader.line_num, ValueError(f"{shorten(row)}: {error}")
+        except (ValueError, OverflowError) as error:
+            yield reader.line_num, error
         else:
             yield reader.line_num, found
 
@@ -98,20 +101,35 @@ def _mooncake(rows: list[str]) -> Iterator[tuple[int, TraceLine | Exception]]:
         if not row.strip():
             continue
         try:
-            value = json.loads(row)
-            found = TraceLine(
-                float(value["timestamp"]) / 1e3,
-                int(value["input_length"]),
-                int(value["output_length"]),
-                tuple(int(block) for block in value.get("hash_ids", ())),
-            )
-            if found.block_hashes and len(found.block_hashes) != -(
-                -found.num_prompt_tokens // TRACE_BLOCK
-            ):
-                raise ValueError(
-                    f"{len(found.block_hashes)} hash ids for {found.num_prompt_tokens} tokens"
-                )
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            yield number, ValueError(f"{shorten(row)}: {type(error).__name__}: {error}")
-        else:
-            yield number, found
+            yield number, _mooncake_line(row)
+        except json.JSONDecodeError as error:
+            yield number, ValueError(f"column {error.colno}: {error.msg} in {shorten(row)}")
+        except (ValueError, RecursionError) as error:
+            yield number, error
+
+
+def _mooncake_line(row: str) -> TraceLine:
+    value = json.loads(row)
+    if not isinstance(value, dict):
+        raise ValueError(f"column 1: {shorten(row)} is no object")
+    found = TraceLine(
+        _field(value, "timestamp", float) / 1e3,
+        _field(value, "input_length", int),
+        _field(value, "output_length", int),
+        _field({"hash_ids": (), **value}, "hash_ids", lambda ids: tuple(map(int, ids))),
+    )
+    if found.block_hashes and len(found.block_hashes) != -(-found.num_prompt_tokens // TRACE_BLOCK):
+        raise ValueError(
+            f"hash_ids: {len(found.block_hashes)} of them for {found.num_prompt_tokens} tokens"
+        )
+    return found
+
+
+def _field(row: Mapping[str, Any], name: str, convert: Callable[[Any], T]) -> T:
+    """Return a column's value; a `ValueError` names the column and what stands there."""
+    try:
+        return convert(row[name])
+    except KeyError:
+        raise ValueError(f"{name} is missing in {shorten(row)}") from None
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{name}: {shorten(row[name])}: {error}") from None

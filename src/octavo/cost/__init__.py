@@ -1,0 +1,1 @@
+"""What a step costs, in operations, bytes and seconds."""

@@ -1,0 +1,118 @@
+"""The time of whole steps, fast enough for every step of a simulated day.
+
+Decides nothing about cost: it adds up what `accounting` and `roofline` say, working out before what
+depends on the number of rows alone. Only attention depends on which rows belong together.
+
+Invariant: a step's time is that of the sum over its operations, to rounding.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.cost.accounting import OperationCost, PreparedProgram, account
+from octavo.cost.hardware import Machine
+from octavo.cost.roofline import operation_time
+from octavo.program.ops import Attention, Traffic
+from octavo.program.program import Chunk
+
+Counts = NDArray[np.int64]
+
+
+class StepTimes:
+    """Predicts the seconds of steps of one program on one machine."""
+
+    def __init__(self, prepared: PreparedProgram, machine: Machine) -> None:
+        self.prepared = prepared
+        self.machine = machine
+        body = prepared.program.body
+        # Layers whose attention is alike are priced once.
+        alike = Counter(_anonymous(op) for op in body if isinstance(op, Attention))
+        self._attention = tuple(alike.items())
+        self._body = _Linear(prepared, machine, head=False)
+        self._head = _Linear(prepared, machine, head=True)
+        self._rows_seconds = lru_cache(maxsize=1 << 16)(self._price_rows)
+
+    def seconds(self, rows: Counts, contexts: Counts, logit_rows: int) -> float:
+        """Return the time of a step.
+
+        rows, contexts: (chunks,), tokens computed and positions seen by the last of them.
+        """
+        linear = self._rows_seconds(int(rows.sum()), logit_rows)
+        return linear + sum(
+            count * self._attention_time(op, rows, contexts) for op, count in self._attention
+        )
+
+    def of_chunks(self, chunks: list[Chunk], logit_rows: int) -> float:
+        """Return the time of a step of `chunks`."""
+        rows, contexts = np.array(chunks, np.int64).reshape(-1, 2).T
+        return self.seconds(rows, contexts, logit_rows)
+
+    def _price_rows(self, num_rows: int, logit_rows: int) -> float:
+        """Everything but attention: all rows may as well be one chunk."""
+        head = self._head.seconds(logit_rows) if logit_rows else 0.0
+        return self.machine.step_overhead + self._body.seconds(num_rows) + head
+
+    def _attention_time(self, op: Attention, rows: Counts, contexts: Counts) -> float:
+        sizes, machine = self.prepared.sizes, self.machine
+        num_rows = int(rows.sum())
+        if op.window is None:  # rows see all positions before them: an arithmetic series
+            pairs = int(rows @ contexts) - (int(rows @ rows) - num_rows) // 2
+            positions = int(contexts.sum())
+        else:
+            window = np.int64(op.window)
+            pairs = int(_seen(rows, contexts, window).sum())
+            positions = int(np.minimum(contexts, window + rows - 1).sum())
+        traffic = Traffic(
+            activations=num_rows * 2 * op.heads * op.head_dim * sizes.activation,
+            kv_read=positions * 2 * op.kv_heads * op.head_dim * sizes.kv,
+        )
+        flops = pairs * op.heads * (4 * op.head_dim + 4)
+        return operation_time(
+            OperationCost(op, self.prepared.form_of(op), flops, traffic), machine
+        ).seconds
+
+
+class _Linear:
+    """Operations whose flops and bytes are a fixed part and one for each row."""
+
+    def __init__(self, prepared: PreparedProgram, machine: Machine, *, head: bool) -> None:
+        self._overhead = machine.efficiency.overhead
+        one, two = (_row_costs(prepared, rows, head=head) for rows in (1, 2))
+        seconds = np.array([_parts(one, machine), _parts(two, machine)])
+        self._each = seconds[1] - seconds[0]
+        self._fixed = seconds[0] - self._each
+
+    def seconds(self, num_rows: int) -> float:
+        """Return the time of all operations on so many rows."""
+        parts = self._fixed + num_rows * self._each
+        return float(parts.max(axis=0).sum() + parts.shape[1] * self._overhead)
+
+
+def _row_costs(prepared: PreparedProgram, num_rows: int, *, head: bool) -> list[OperationCost]:
+    """Return the costs of the head, or of the rest without attention."""
+    both = account(prepared, [Chunk(num_rows, num_rows)], num_rows)
+    body = len(account(prepared, [Chunk(1, 1)], 0))
+    chosen = both[body:] if head else both[:body]
+    return [cost for cost in chosen if not isinstance(cost.operation, Attention)]
+
+
+def _parts(costs: list[OperationCost], machine: Machine) -> list[list[float]]:
+    times = [operation_time(cost, machine) for cost in costs]
+    return [[time.compute for time in times], [time.memory for time in times]]
+
+
+def _seen(rows: Counts, contexts: Counts, window: np.int64) -> Counts:
+    """`Attention.seen` for every chunk at once."""
+    whole = np.clip(contexts - window, 0, rows)
+    longest = np.minimum(contexts - whole, window)
+    ramp = rows - whole
+    seen: Counts = whole * window + ramp * longest - ramp * (ramp - 1) // 2
+    return seen
+
+
+def _anonymous(op: Attention) -> Attention:
+    return replace(op, q="", out="", layer=0)

@@ -1,0 +1,150 @@
+"""Measures this machine in a few seconds, and says what each number means for serving.
+
+Decides which figures become the machine's limits: the bandwidth of the largest working set, the
+product rates of the instruction set that would serve. Probes are `probes`', files `kept`'s.
+
+Invariant: without the native library nothing is measured, and nothing is kept.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from octavo.cost.hardware import MEASURED, Machine
+from octavo.engine.machine import available_cpus, available_memory
+from octavo.planning.machine import cpu_model
+from octavo.planning.probes import FORMATS, WORKING_SETS, Prober, thread_counts
+from octavo.planning.surroundings import Finding, findings
+
+Progress = Callable[[str], None]
+# Of a small model, for the example.
+_OPERATIONS = 300
+Rates = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What was found. Rates per second, times in seconds.
+
+    instruction_sets: usable ones, best first; the first serves. bandwidth: by threads, then by
+    bytes of the working set. products: flops by instruction set, then by weight format. call,
+    operation: overheads. findings: on the set-up. machine: None without the native library, and
+    `obstacle` then says why.
+    """
+
+    instruction_sets: tuple[str, ...] = ()
+    num_threads: int = 1
+    bandwidth: dict[int, dict[int, float]] = field(default_factory=dict)
+    products: Rates = field(default_factory=dict)
+    call: float = 0.0
+    operation: float = 0.0
+    findings: tuple[Finding, ...] = ()
+    machine: Machine | None = None
+    obstacle: str = ""
+
+
+def diagnose(
+    library: Any,
+    why_missing: str,
+    prober: Prober,
+    progress: Progress = lambda _: None,
+    root: Path = Path("/"),
+) -> Diagnosis:
+    """Measure this machine; progress: told what is measured next."""
+    about = tuple(findings(root))
+    if library is None:
+        return Diagnosis(findings=about, obstacle=why_missing)
+    sets, threads = tuple(library.instruction_sets()), available_cpus(root)
+    best = sets[0]
+    bandwidth: dict[int, dict[int, float]] = {}
+    for count in thread_counts(threads):
+        progress(f"memory bandwidth with {count} threads")
+        bandwidth[count] = {size: prober.bandwidth(best, count, size) for size in WORKING_SETS}
+    products: Rates = {}
+    for isa in sets:
+        if isa != "generic" or isa == best:
+            progress(f"products with {isa}")
+            products[isa] = {f: prober.product_rate(isa, threads, f) for f in FORMATS}
+    products[best]["attention"] = prober.attention_rate(best, threads)
+    progress("overheads")
+    call, operation = prober.overheads(best, threads)
+    return Diagnosis(
+        instruction_sets=sets,
+        num_threads=threads,
+        bandwidth=bandwidth,
+        products=products,
+        call=call,
+        operation=operation,
+        findings=about,
+        machine=_machine(best, bandwidth[threads], products[best], call, operation),
+    )
+
+
+def _machine(
+    isa: str, bandwidth: dict[int, float], products: dict[str, float], call: float, each: float
+) -> Machine:
+    """What was reached is the limit, so no share of it is lost again."""
+    return Machine(
+        name="this",
+        title=f"this machine ({cpu_model()}, {isa})",
+        products=products,
+        bandwidth=bandwidth[WORKING_SETS[-1]],
+        memory_bytes=available_memory(),
+        source="measured by octavo doctor",
+        efficiency=MEASURED._replace(overhead=each),
+        cache_bandwidth=max(bandwidth[WORKING_SETS[1]], bandwidth[WORKING_SETS[-1]]),
+        step_overhead=call,
+        instruction_set=isa,
+    )
+
+
+def meanings(diagnosis: Diagnosis) -> Iterator[str]:
+    """Say what the numbers mean for serving."""
+    machine = diagnosis.machine
+    if machine is None:
+        return
+    gigabyte = 1e9 / machine.bandwidth
+    yield (
+        f"Memory reads {machine.bandwidth / 1e9:.1f} GB/s: each GB of weights adds "
+        f"{gigabyte * 1e3:.0f} ms to every decoding step, however many streams share it."
+    )
+    rate = machine.rate("bf16")
+    yield (
+        f"Products reach {rate / 1e9:,.0f} Gflop/s in bfloat16: a prompt for a model of 1 billion "
+        f"weights is read at {rate / 2e9:,.0f} tokens per second."
+    )
+    yield (
+        f"{machine.ridge():.0f} flops per byte are where products become the limit: up to about "
+        f"{max(1.0, machine.ridge()):.0f} streams decode in bfloat16 in the time of one."
+    )
+    fastest = max(FORMATS, key=lambda form: machine.products.get(form, 0.0))
+    yield f"Prompts are read fastest with weights in {fastest}; decoding with the fewest bytes."
+    floor = diagnosis.call + _OPERATIONS * diagnosis.operation
+    yield (
+        f"A step costs {_us(diagnosis.call)} for its call and {_us(diagnosis.operation)} per "
+        f"operation: {_OPERATIONS} of them, some 30 layers, take at least {_us(floor)}."
+    )
+    scaling = _scaling(diagnosis)
+    if scaling is not None:
+        yield scaling
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.2f} us"
+
+
+def _scaling(diagnosis: Diagnosis) -> str | None:
+    """Whether the last threads are worth it."""
+    largest, most = WORKING_SETS[-1], diagnosis.num_threads
+    by_threads = {count: sets[largest] for count, sets in diagnosis.bandwidth.items()}
+    if most == 1:
+        return None
+    gain = by_threads[most] / by_threads[1]
+    enough = min(count for count, rate in by_threads.items() if rate >= 0.95 * by_threads[most])
+    if enough < most:
+        return (
+            f"{enough} of {most} threads read memory as fast as all: when few streams decode, "
+            f"--num-threads {enough} leaves CPUs to others."
+        )
+    return f"{most} threads read memory {gain:.1f} times as fast as one."

@@ -1,0 +1,69 @@
+"""The time of an operation, and what limits it."""
+
+from dataclasses import replace
+
+import pytest
+
+from octavo.cost.accounting import OperationCost
+from octavo.cost.hardware import MACHINES, Efficiency, Machine
+from octavo.cost.roofline import memory_seconds, operation_time, step_seconds
+from octavo.program.ops import Add, Traffic
+
+PLAIN = Machine(
+    name="plain",
+    title="plain",
+    products={"bf16": 1000.0, "int4": 4000.0},
+    bandwidth=100.0,
+    memory_bytes=1,
+    source="made up",
+    efficiency=Efficiency(0.5, 0.8, 0.25),
+)
+
+
+def cost(flops: int, weights: float = 0.0, form: str = "bf16", **moved: float) -> OperationCost:
+    return OperationCost(Add("x", "y", "z", 1), form, flops, Traffic(weights, **moved))
+
+
+def test_the_slower_of_products_and_traffic_counts_and_the_overhead_on_top() -> None:
+    time = operation_time(cost(1000, weights=80), PLAIN)
+    assert (time.compute, time.memory, time.overhead) == pytest.approx((2.0, 1.0, 0.25))
+    assert time.seconds == pytest.approx(2.25)
+
+
+@pytest.mark.parametrize(
+    ("flops", "weights", "bound"),
+    [(1000, 80, "compute"), (100, 80, "memory"), (10, 0.8, "overhead")],
+)
+def test_the_bound_is_what_takes_longest(flops: int, weights: float, bound: str) -> None:
+    assert operation_time(cost(flops, weights), PLAIN).bound == bound
+
+
+def test_formats_have_rates_of_their_own() -> None:
+    assert operation_time(cost(1000, form="int4_group"), PLAIN).compute == pytest.approx(0.5)
+
+
+def test_activations_move_at_the_rate_of_the_cache_where_it_is_known() -> None:
+    near = replace(PLAIN, cache_bandwidth=1000.0)
+    moved = Traffic(weights=80, activations=80)
+    assert memory_seconds(moved, PLAIN) == pytest.approx(2.0)
+    assert memory_seconds(moved, near) == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize("change", [{"flops": 2000}, {"weights": 8000}, {"kv_read": 8000.0}])
+def test_more_work_never_takes_less_time(change: dict[str, float]) -> None:
+    less = {"flops": 1000, "weights": 80}
+    assert (
+        operation_time(cost(**{**less, **change}), PLAIN).seconds
+        >= operation_time(cost(**less), PLAIN).seconds
+    )
+
+
+def test_a_step_is_its_operations_and_what_it_costs_beside_them() -> None:
+    slow = replace(PLAIN, step_overhead=10.0)
+    assert step_seconds([cost(1000)] * 3, slow) == pytest.approx(10 + 3 * 2.25)
+
+
+def test_a_better_machine_is_faster() -> None:
+    large = cost(10**12, weights=10**9)
+    times = [operation_time(large, MACHINES[name]).seconds for name in ("h200", "a100", "l4")]
+    assert times == sorted(times)
