@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/isa/*)
+NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/isa/* csrc/emulation/*)
 WORKERS ?= 2
 
-.PHONY: help test test-slow test-lower sanitize check format law cases paging cache-gain docs golden clean
+.PHONY: help test test-slow test-lower emulate clients sanitize check format law cases paging cache-gain bench docs golden clean
 
 help: ## show this menu
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,26 @@ test-lower: ## the tests that need no real model, with the oldest supported depe
 	$(PYTHON) -m venv .venv-lower
 	$(PYTHON) tools/lower_bounds.py pyproject.toml > .venv-lower/lower.txt
 	.venv-lower/bin/pip install --quiet --constraint .venv-lower/lower.txt --editable '.[dev]'
+	touch $@
+
+emulate: $(READY) ## tests of the kernels with AVX-512 and AMX emulated
+	tools/emulate.sh $(BIN)/python
+
+clients: $(READY) .venv-clients/.ready .venv-lm-eval/.ready ## other people's clients against a live server
+	$(BIN)/octavo pull smollm2-135m
+	.venv-clients/bin/pytest -c tests/clients/pytest.ini --octavo $(BIN)/octavo tests/clients \
+		--ignore tests/clients/test_lm_eval.py
+	.venv-lm-eval/bin/pytest -c tests/clients/pytest.ini --octavo $(BIN)/octavo \
+		tests/clients/test_lm_eval.py
+
+.venv-clients/.ready: tests/clients/constraints.txt
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/pip install --quiet --constraint $< openai langchain-openai litellm llm pytest
+	touch $@
+
+.venv-lm-eval/.ready: tests/clients/constraints.txt
+	$(PYTHON) -m venv .venv-lm-eval
+	.venv-lm-eval/bin/pip install --quiet --constraint $< 'lm_eval[api]' pytest
 	touch $@
 
 sanitize: $(READY) ## tests of the native library under address and undefined-behaviour sanitizers
@@ -61,6 +81,12 @@ paging: $(READY) ## waste, concurrency, sharing and scheduler cost on real trace
 cache-gain: $(READY) ## generating with and without the KV cache, in flops and seconds
 	$(BIN)/python benchmarks/cache_gain.py
 
+WORK ?=
+PEERS ?=
+BENCH ?=
+bench: $(READY) ## Octavo and its peers side by side; WORK="decode-8 start" PEERS="octavo llama" BENCH=--quick
+	$(BIN)/python -m benchmarks.peers --work "$(WORK)" --peers "$(PEERS)" $(BENCH)
+
 docs: $(READY) ## build the documentation into site/
 	$(BIN)/python tools/reference_docs.py
 	$(BIN)/mkdocs build --strict
@@ -69,4 +95,4 @@ golden: ## how to make the golden files again
 	@cat tests/golden/README.md
 
 clean: ## remove what the commands above made
-	rm -rf $(VENV) .venv-lower site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lower .venv-clients .venv-lm-eval site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ what else the machine does falls on all alike; the figure is the fastest of the 
 """
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -14,9 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from octavo.executors.executor import SampleRow
+from octavo.executors.native_sampling import NativeSampling
 from octavo.executors.packing import HugePages
 from octavo.native import library
 from octavo.planning.machine import describe_machine
+from octavo.request import Request, SamplingParams
 
 # (inputs, outputs): of SmolLM2-135M, and of a model of 1 billion weights.
 SHAPES = {
@@ -29,6 +33,18 @@ SHAPES = {
 QUICK_SHAPES = ("smollm2 gate_up", "smollm2 down")
 # (heads, kv_heads, head_dim)
 HEADS = {"smollm2 attention": (9, 3, 64), "1b attention": (32, 8, 64)}
+# Rows of logits that fall like a language's, by the logarithm of the rank.
+VOCABULARIES = {"smollm2 sample": 49_152, "gemma3 sample": 262_144}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "temperature": {"temperature": 0.8},
+    "top_p 0.95": {"top_p": 0.95},
+    "top_k 50": {"top_k": 50},
+    "logprobs 5": {"temperature": 0, "logprobs": 5},
+    "penalties": {"temperature": 0, "frequency_penalty": 0.2, "repetition_penalty": 1.1},
+}
+# Operations on each element that has a weight.
+WEIGHT_FLOPS = 34
 FORMATS = ("int4", "int8", "int4_group", "int8_group", "bf16")
 ROWS = (1, 8, 64, 512)
 CYCLED_BYTES = 100_000_000
@@ -113,6 +129,47 @@ def attention_case(
     return Case(run, num_bytes, layers * seen * num * dim * 4.0)
 
 
+class _Batch(NamedTuple):
+    """What `NativeSampling` reads of a batch."""
+
+    logit_rows: range
+    samples: tuple[SampleRow, ...]
+    prompt_rows: tuple[()] = ()
+
+
+def sample_case(
+    lib: Any, isa: str, threads: int, vocab: int, asked: dict[str, Any], rows: int
+) -> Case:
+    """Draw from `rows` rows of logits, lists made of the parameters and of the tokens included."""
+    rng = np.random.default_rng(0)
+    ranks = np.stack([rng.permutation(vocab) for _ in range(rows)])
+    logits = (-1.5 * np.log1p(ranks)).astype(np.float32)
+    params = SamplingParams(**asked)
+    prompt = list(range(100))
+    history = (*prompt, *range(50, 150)) if params.needs_history else ()
+    requests = [
+        Request(request_id="r", prompt_token_ids=prompt, params=params, max_tokens=9, seed=n)
+        for n in range(rows)
+    ]
+    samples = [SampleRow(n, r, 0, 200, 100, history) for n, r in enumerate(requests)]
+    batch, sampling = _Batch(range(rows), tuple(samples)), NativeSampling(lib, vocab)
+    tape = lib.Tape(isa, 0, 1, BLOCK_SIZE, 1, 16, 2, rows, threads)
+    op = lib.Operation(lib.Kind.sample)
+    op.x = _value(lib, logits)
+    nothing = lib.Operation(lib.Kind.select_rows)  # of no width: the logits are there
+    tape.add(nothing)
+    tape.add(op)
+    step = _Step([(1, 1)] * rows)
+
+    def run(_: Any = logits) -> None:
+        draws = sampling.prepare(batch)  # type: ignore[arg-type]
+        tape.sample(step.addresses, step.sizes, rows, draws)
+        sampling.collect(batch, draws)  # type: ignore[arg-type]
+
+    weighed = set(asked) & {"top_p", "logprobs"} or asked.get("temperature")
+    return Case(run, rows * vocab * 4.0, rows * vocab * WEIGHT_FLOPS * bool(weighed))
+
+
 class _Step:
     """The arrays of a step of chunks, each (tokens, context)."""
 
@@ -174,12 +231,28 @@ def all_cases(
                 )
 
 
+def sample_cases(
+    lib: Any, isas: list[str], threads: int
+) -> Iterator[tuple[str, str, int, dict[str, Case]]]:
+    """Give the cases of sampling like `all_cases` gives the others."""
+    for name, vocab in VOCABULARIES.items():
+        for asked_name, asked in PARAMETERS.items():
+            for rows in (1, 64):
+                yield (
+                    name,
+                    asked_name,
+                    rows,
+                    {isa: sample_case(lib, isa, threads, vocab, asked, rows) for isa in isas},
+                )
+
+
 def main() -> None:
     """Print a table, then one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few shapes, two rounds")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--isa", nargs="*", help="instruction sets; all but generic if not given")
+    parser.add_argument("--sample", action="store_true", help="sampling alone")
     parser.add_argument("--format", nargs="*", default=FORMATS, choices=FORMATS)
     args = parser.parse_args()
     if library is None:
@@ -187,15 +260,22 @@ def main() -> None:
     isas = args.isa or [isa for isa in library.instruction_sets() if isa != "generic"]
     shapes = QUICK_SHAPES if args.quick else tuple(SHAPES)
     results = []
-    print(f"{'operator':18} {'format':14} {'rows':>4}  " + "".join(f"{isa:>24}" for isa in isas))
-    for name, form, rows, cases in all_cases(library, isas, args.threads, shapes, args.format):
+    print(f"{'operator':18} {'format':14} {'rows':>4}  " + "".join(f"{isa:>40}" for isa in isas))
+    cases_of_all = itertools.chain(
+        () if args.sample else all_cases(library, isas, args.threads, shapes, args.format),
+        sample_cases(library, isas, args.threads),
+    )
+    for name, form, rows, cases in cases_of_all:
         best = measure(cases, 2 if args.quick else 5)
         line = f"{name:18} {form:14} {rows:4}  "
         for isa, case in cases.items():
             gigabytes, gigaflops = case.num_bytes / best[isa] / 1e9, case.flops / best[isa] / 1e9
-            line += f"{gigabytes:9.1f} GB/s {gigaflops:7.0f} GF"
+            line += (
+                f"{gigabytes:9.1f} GB/s {gigaflops:7.0f} GF {best[isa] / rows * 1e6:8.1f} us/row"
+            )
             results.append(
                 {"operator": name, "format": form, "rows": rows, "isa": isa}
+                | {"us_per_row": round(best[isa] / rows * 1e6, 2)}
                 | {"gigabytes_per_s": round(gigabytes, 2), "gigaflops": round(gigaflops, 1)}
             )
         print(line, flush=True)

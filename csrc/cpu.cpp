@@ -12,6 +12,12 @@ namespace octavo {
 
 namespace {
 
+#if defined(OCTAVO_EMULATE)
+constexpr bool EMULATES = true;
+#else
+constexpr bool EMULATES = false;
+#endif
+
 #if defined(__x86_64__)
 bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -42,20 +48,28 @@ bool has_amx() {
 
 }  // namespace
 
+std::vector<std::string> emulated_sets() {
+#if defined(__x86_64__)
+    if (EMULATES && has_avx2()) return {"amx", "avx512"};
+#endif
+    return {};
+}
+
 std::vector<std::string> instruction_sets() {
     std::vector<std::string> names;
 #if defined(__x86_64__)
 #if defined(OCTAVO_HAS_AMX)
-    if (has_amx()) names.push_back("amx");
+    if (!EMULATES && has_amx()) names.push_back("amx");
 #endif
 #if defined(OCTAVO_HAS_AVX512)
-    if (has_avx512()) names.push_back("avx512");
+    if (!EMULATES && has_avx512()) names.push_back("avx512");
 #endif
 #if defined(OCTAVO_HAS_AVX2)
     if (has_avx2()) names.push_back("avx2");
 #endif
 #endif
     names.push_back("generic");
+    for (const std::string& name : emulated_sets()) names.push_back(name);
     return names;
 }
 

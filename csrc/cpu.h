@@ -9,7 +9,11 @@
 
 namespace octavo {
 
-// Names of the usable instruction sets, the fastest first; "generic" is always the last.
+// Those of the usable ones that are emulated: in builds for tests alone. They are for no engine to choose.
+std::vector<std::string> emulated_sets();
+
+// Names of the usable instruction sets, the fastest first; "generic" is always the last of those that this
+// machine has, and emulated ones come after it.
 std::vector<std::string> instruction_sets();
 
 // Their kernels, or null.

@@ -88,6 +88,12 @@ struct Kernels {
     void (*attention)(const AttentionJob& job, const Pages& pages);
     // Merge the parts of a row at `position`, left to right, into out[head * head_dim + dim].
     void (*merge_parts)(const Parts& parts, int row, int position, int window, float* out);
+    // For sampling. Into `out` the largest of each 256 values (the last of fewer), NaN if one is.
+    void (*maxima)(const float* x, int count, float* out);
+    void (*maxima_wide)(const double* x, int count, double* out);
+    // The sum of e^((x - top) * inverse); the terms into `out`, of whole 32, unless it is null.
+    double (*weigh)(const float* x, int count, double top, double inverse, double* out);
+    double (*weigh_wide)(const double* x, int count, double top, double inverse, double* out);
 };
 
 // Null where this build or this machine lacks the instruction set.

@@ -11,10 +11,15 @@
 
 #include "cpu.h"
 #include "pack.h"
+#include "sample.h"
 #include "tape.h"
 
 namespace nb = nanobind;
 using namespace octavo;
+
+namespace octavo {
+void bind_sampling(nb::module_& m);  // sample_binding.cpp
+}
 
 namespace {
 
@@ -38,6 +43,11 @@ const Kernels& kernels_of(const std::string& name) {
     return *kernels;
 }
 
+Step step_of(const std::vector<uint64_t>& arrays, const std::vector<int>& sizes) {
+    auto at = [&](int i) { return pointer<const int32_t>(arrays[i]); };
+    return {sizes[0], sizes[1], sizes[2], sizes[3], at(0), at(1), at(2), at(3), at(4), at(5)};
+}
+
 template <auto pack>
 void from_floats(uint64_t rows, int first, int count, int inputs, uint64_t panels) {
     nb::gil_scoped_release release;
@@ -55,6 +65,7 @@ void from_codes(uint64_t nibbles, uint64_t scales, uint64_t minima, int first, i
 
 NB_MODULE(_octavo, m) {
     m.def("instruction_sets", &instruction_sets, "Those that this build and this machine have, best first.");
+    m.attr("emulated") = emulated_sets();  // sets that only a build for tests has
     m.def("panel_bytes", [](const std::string& f, int inputs) { return panel_bytes(format_of(f), inputs); });
     m.def("pack_bf16", from_floats<pack_bf16>);
     m.def("pack_int8", from_floats<pack_int8>);
@@ -82,7 +93,8 @@ NB_MODULE(_octavo, m) {
         .value("attention", Kind::attention)
         .value("gated_activation", Kind::gated_activation)
         .value("add", Kind::add)
-        .value("select_rows", Kind::select_rows);
+        .value("select_rows", Kind::select_rows)
+        .value("sample", Kind::sample);
     nb::class_<Operation>(m, "Operation")
         .def("__init__", [](Operation* op, Kind kind) {
             new (op) Operation;
@@ -107,6 +119,7 @@ NB_MODULE(_octavo, m) {
             op.biases.clear();
             for (uint64_t address : addresses) op.biases.push_back(pointer<const float>(address));
         });
+    bind_sampling(m);
     nb::class_<Tape>(m, "Tape")
         .def("__init__",
              [](Tape* tape, const std::string& isa, uint64_t pages, int num_layers, int block_size, int kv_heads,
@@ -117,9 +130,15 @@ NB_MODULE(_octavo, m) {
         .def("add", &Tape::add)
         .def("run", [](Tape& tape, const std::vector<uint64_t>& arrays, const std::vector<int>& sizes, int first,
                        int end) {
-            auto at = [&](int i) { return pointer<const int32_t>(arrays[i]); };
-            const Step step{sizes[0], sizes[1], sizes[2], sizes[3], at(0), at(1), at(2), at(3), at(4), at(5)};
+            const Step step = step_of(arrays, sizes);
             nb::gil_scoped_release release;
             tape.run(step, first, end);
+        })
+        .def("sample", [](Tape& tape, const std::vector<uint64_t>& arrays, const std::vector<int>& sizes,
+                          int head_rows, Draws& draws) {
+            Step step = step_of(arrays, sizes);
+            step.draws = &draws;
+            nb::gil_scoped_release release;
+            tape.run_sliced(step, head_rows);
         });
 }

@@ -29,7 +29,8 @@ struct Matrix {
 };
 
 enum class Kind : int32_t {
-    embed, rms_norm, add_rms_norm, linear, rope, write_kv, attention, gated_activation, add, select_rows
+    embed, rms_norm, add_rms_norm, linear, rope, write_kv, attention, gated_activation, add, select_rows,
+    sample
 };
 
 struct Operation {
@@ -43,10 +44,14 @@ struct Operation {
     float eps = 0, scale = 1;
 };
 
+class Draws;
+
 // One step: the arrays of octavo.executors.executor.Batch.
 struct Step {
     int32_t num_rows, num_chunks, table_width, num_logit_rows;
     const int32_t *token_ids, *positions, *chunk_starts, *block_tables, *context_lengths, *logit_rows;
+    Draws* draws = nullptr;       // of all logit rows
+    int32_t first_logit_row = 0;  // of the batch's; a step may see a slice of them
 };
 
 // The KV pool: for each block, layer and KV head a page: keys, values, and with int8 the float scales of

@@ -31,7 +31,7 @@ void at_least(Lines<T>& lines, size_t size) {
 }  // namespace
 
 Tape::Tape(const Kernels& kernels, Pages pages, int max_rows, int num_threads)
-    : kernels_(kernels), pages_(pages), max_rows_(max_rows), pool_(num_threads) {}
+    : kernels_(kernels), pages_(pages), max_rows_(max_rows), pool_(num_threads), sampler_(kernels, pool_) {}
 
 void Tape::add(Operation operation) {
     if (operation.kind == Kind::linear) {
@@ -51,6 +51,17 @@ void Tape::run(const Step& step, int first, int end) {
     plans_.clear();
     for (int i = first; i < end; ++i)
         execute(operations_[i], step, i > select_ ? step.num_logit_rows : step.num_rows);
+}
+
+void Tape::run_sliced(const Step& step, int head_rows) {
+    const int end = int(operations_.size()), select = std::min(select_, end);
+    run(step, 0, select);
+    for (int first = 0; first < step.num_logit_rows; first += head_rows) {
+        Step slice = step;
+        slice.first_logit_row = first, slice.logit_rows = step.logit_rows + first;
+        slice.num_logit_rows = std::min(head_rows, step.num_logit_rows - first);
+        run(slice, select, end);
+    }
 }
 
 template <class Job>
@@ -115,6 +126,9 @@ void Tape::execute(const Operation& op, const Step& step, int rows) {
                 std::memcpy(op.out.row(row), op.x.row(step.logit_rows[row]), sizeof(float) * op.x.width);
             });
             return;
+        case Kind::sample:
+            sampler_.run(*step.draws, op.x, step.first_logit_row, step.num_logit_rows);
+            return;
     }
 }
 
@@ -129,7 +143,8 @@ void Tape::linear(const Operation& op, int rows) {
     }
     int num_panels = 0;
     for (const Matrix& matrix : op.matrices) num_panels += panels_of(matrix.outputs);
-    const int per_job = std::max(1, num_panels / (num_threads() * JOBS_PER_THREAD));
+    // In pairs, since tiles multiply two panels with the rows that they load.
+    const int share = num_panels / (num_threads() * JOBS_PER_THREAD), per_job = share > 1 ? share / 2 * 2 : 1;
     pool_.phase(ceil_div(num_panels, per_job), [&](int64_t job) {
         int begin = int(job) * per_job, end = std::min(num_panels, begin + per_job), column = 0;
         for (size_t i = 0; i < op.matrices.size(); ++i) {

@@ -8,6 +8,7 @@
 #include "attention_plan.h"
 #include "kernels.h"
 #include "pool.h"
+#include "sample.h"
 #include "step.h"
 
 namespace octavo {
@@ -39,6 +40,9 @@ class Tape {
     // Run the operations [first, end). From `select_rows` on, rows are those of step.logit_rows.
     void run(const Step& step, int first, int end);
 
+    // Run everything, at most `head_rows` rows of logits at a time.
+    void run_sliced(const Step& step, int head_rows);
+
     int num_threads() const { return pool_.num_threads(); }
 
   private:
@@ -56,6 +60,7 @@ class Tape {
     Pages pages_;
     int max_rows_;
     Pool pool_;
+    Sampler sampler_;
     std::vector<Operation> operations_;
     int select_ = INT32_MAX;  // index of select_rows
     // The rows that go into a linear, prepared for its weights' formats: see Activations.

@@ -9,6 +9,8 @@ import pytest
 from tests.engines import tiny
 
 TESTS = Path(__file__).parent
+# Other people's clients have an environment of their own: `make clients`.
+collect_ignore = ["clients"]
 SHARED_CASES = TESTS.parent.parent / "shared" / "cases.md"
 
 

@@ -206,7 +206,8 @@ namespace octavo {
 
 const Kernels* amx_kernels() {
     static constexpr Kernels kernels = {"amx", rms_norm, add, gated_activation, rope,
-                                        amx_prepare_row, amx_product, write_kv, amx_attention, merge_parts};
+                                        amx_prepare_row, amx_product, write_kv, amx_attention, merge_parts,
+                                        maxima, maxima_wide, weigh, weigh_wide};
     return &kernels;
 }
 

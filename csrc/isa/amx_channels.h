@@ -1,9 +1,9 @@
 // Products of formats int8 and int4 with AMX, for more rows than a few: the same sums as channels.h.
 //
 // A 16-bit activation is two signed bytes, 256 h + l, and each meets the weights in a sum of its own. A tile is
-// 16 rows x two panels x (h, l): per 64 inputs four products and four loads. Codes of 4 bits are multiplied
-// out to bytes once per panel for all rows. What their offsets add is one more block of inputs per 32 groups: l
-// meets zi with S % 256 and zf with S / 256, h meets zi with S / 256.
+// 16 rows x two panels x (h, l), so per 64 inputs four products and four loads; a last panel alone takes half.
+// Codes of 4 bits are multiplied out to bytes once per panel for all rows. What their offsets add is one more
+// block of inputs per 32 groups: l meets zi with S % 256 and zf with S / 256, h meets zi with S / 256.
 // Limits: 9 to 16 rows, multiplying out (128 operations on one port per 1,024 codes, against 2 x 16 cycles);
 // many, tiles at half of their peak, as loads and the scaling of sums share the time.
 
@@ -58,13 +58,13 @@ void channel_planes(const Activations& rows, int row) {
         });
 }
 
-// The weights of some groups of a panel as blocks of signed bytes, and their offsets after them.
+// The weights of some groups of a panel as blocks of signed bytes, and their offsets after them. Half of the last
+// block may be anything: activations are zero there.
 struct Bytes {
     alignas(64) int8_t blocks[CHUNK_BLOCKS + CHUNK_GROUPS / GROUPS_PER_OFFSETS][TILE][DEPTH_BYTES];
 
     void unpack(const uint8_t* packed, int groups) {
         const int num_blocks = blocks_of(groups), num_offsets = offset_blocks_of(groups);
-        if (groups % 2) std::memset(blocks[num_blocks - 1][8], 0, 8 * DEPTH_BYTES);
         std::memset(blocks[num_blocks], 0, size_t(num_offsets) * BLOCK_BYTES);
         for (int g = 0; g < groups; ++g, packed += octavo::CHANNEL_INT4_BLOCK) {
             prefetch(packed + AHEAD, octavo::CHANNEL_INT4_BLOCK);
@@ -87,35 +87,12 @@ struct Bytes {
 // The sums of 16 rows x two panels, each as h's and l's.
 using Sums = int32_t[2][2][TILE][LANES];
 
-// Add `num_blocks` blocks of inputs, from `block` on, to the sums in the tiles 0 to 3.
-INLINE void add_blocks(const int8_t* activations, const int8_t* first, const int8_t* second, int num_blocks) {
-    for (int b = 0; b < num_blocks; ++b, activations += 2 * BLOCK_BYTES, first += BLOCK_BYTES, second += BLOCK_BYTES) {
-        load_tile<4>(activations, DEPTH_BYTES);
-        load_tile<6>(first, DEPTH_BYTES);
-        add_signed<0, 4, 6>();
-        load_tile<5>(activations + BLOCK_BYTES, DEPTH_BYTES);
-        add_signed<1, 5, 6>();
-        load_tile<7>(second, DEPTH_BYTES);
-        add_signed<2, 4, 7>();
-        add_signed<3, 5, 7>();
-    }
-}
-
-INLINE void clear_sums() { clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>(); }
-
-INLINE void store_sums(Sums& sums) {
-    store_tile<0>(sums[0][0], DEPTH_BYTES), store_tile<1>(sums[0][1], DEPTH_BYTES);
-    store_tile<2>(sums[1][0], DEPTH_BYTES), store_tile<3>(sums[1][1], DEPTH_BYTES);
-}
-
-// One pair of panels (or a panel twice) with up to CHANNEL_ROWS rows.
-template <Format format>
-class PanelPair {
+// One or two panels with up to CHANNEL_ROWS rows.
+template <Format format, int PANELS>
+class ChannelTiles {
   public:
-    PanelPair(const Matrix& m, const Activations& rows, int panel, bool is_pair)
-        : m_(m), rows_(rows), panel_(panel), num_panels_(1 + is_pair) {
-        for (int p = 0; p < 2; ++p)
-            packed_[p] = m.panels + (panel + p * is_pair) * octavo::panel_bytes(format, m.inputs);
+    ChannelTiles(const Matrix& m, const Activations& rows, int panel) : m_(m), rows_(rows), panel_(panel) {
+        for (int p = 0; p < PANELS; ++p) packed_[p] = m.panels + (panel + p) * octavo::panel_bytes(format, m.inputs);
     }
 
     void run(int begin, int end, const float* bias, float* out, int stride) {
@@ -123,12 +100,12 @@ class PanelPair {
             const int groups = rows_.groups - g < CHUNK_GROUPS ? rows_.groups - g : CHUNK_GROUPS;
             is_first_ = g == 0, is_last_ = g + groups == rows_.groups;
             if constexpr (format == Format::int4)
-                for (int p = 0; p < num_panels_; ++p)
+                for (int p = 0; p < PANELS; ++p)
                     bytes_[p].unpack(packed_[p] + octavo::CHANNEL_SCALES + int64_t(g) * octavo::CHANNEL_INT4_BLOCK, groups);
             // What a tile stores cannot be read back at once: its sums are scaled after the next one's products.
             int turn = 0;
             for (int row = begin; row < end; row += TILE, turn ^= 1) {
-                multiply(row, g, groups, tile_sums_[turn]);
+                multiply(row, g, groups, row == begin, tile_sums_[turn]);
                 if (row > begin) finish(row - TILE, TILE, begin, tile_sums_[turn ^ 1], bias, out, stride);
             }
             const int last = (end - begin - 1) / TILE * TILE + begin;
@@ -137,37 +114,56 @@ class PanelPair {
     }
 
   private:
-    void multiply(int row, int g, int groups, Sums& sums) {
+    void multiply(int row, int g, int groups, bool is_cold, Sums& sums) {
         const int num_blocks = blocks_of(groups);
-        clear_sums();
+        clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
         if constexpr (format == Format::int4) {
-            const int8_t *first = bytes_[0].blocks[0][0], *second = bytes_[num_panels_ - 1].blocks[0][0];
-            add_blocks(plane(rows_, row, g / 2), first, second, num_blocks);
+            const int8_t *first = bytes_[0].blocks[0][0], *second = bytes_[PANELS - 1].blocks[0][0];
+            add_blocks(plane(rows_, row, g / 2), first, second, num_blocks, false);
             const int offsets = blocks_of(rows_.groups) + g / GROUPS_PER_OFFSETS;
             add_blocks(plane(rows_, row, offsets), first + num_blocks * BLOCK_BYTES, second + num_blocks * BLOCK_BYTES,
-                       offset_blocks_of(groups));
+                       offset_blocks_of(groups), false);
         } else {
             const int64_t from = octavo::CHANNEL_SCALES + int64_t(g) * octavo::CHANNEL_INT8_BLOCK;
-            if (row == 0)
-                for (const uint8_t* each : packed_) prefetch_far(each + from + AHEAD, num_blocks * BLOCK_BYTES);
-            add_blocks(plane(rows_, row, g / 2), (const int8_t*)packed_[0] + from, (const int8_t*)packed_[1] + from,
-                       num_blocks);
+            add_blocks(plane(rows_, row, g / 2), (const int8_t*)packed_[0] + from,
+                       (const int8_t*)packed_[PANELS - 1] + from, num_blocks, is_cold);
         }
-        store_sums(sums);
+        store_tile<0>(sums[0][0], DEPTH_BYTES), store_tile<1>(sums[0][1], DEPTH_BYTES);
+        if constexpr (PANELS == 2) store_tile<2>(sums[1][0], DEPTH_BYTES), store_tile<3>(sums[1][1], DEPTH_BYTES);
+    }
+
+    // Add `num_blocks` blocks of inputs to the sums in the tiles 0 to 3. Cold weights are fetched ahead.
+    INLINE static void add_blocks(const int8_t* activations, const int8_t* first, const int8_t* second, int num_blocks,
+                                  bool is_cold) {
+        for (int b = 0; b < num_blocks; ++b, activations += 2 * BLOCK_BYTES, first += BLOCK_BYTES, second += BLOCK_BYTES) {
+            if (is_cold) prefetch_far(first + AHEAD, BLOCK_BYTES);
+            load_tile<4>(activations, DEPTH_BYTES);
+            load_tile<6>(first, DEPTH_BYTES);
+            add_signed<0, 4, 6>();
+            load_tile<5>(activations + BLOCK_BYTES, DEPTH_BYTES);
+            add_signed<1, 5, 6>();
+            if constexpr (PANELS == 2) {
+                if (is_cold) prefetch_far(second + AHEAD, BLOCK_BYTES);
+                load_tile<7>(second, DEPTH_BYTES);
+                add_signed<2, 4, 7>();
+                add_signed<3, 5, 7>();
+            }
+        }
     }
 
     // Scale the sums of `count` rows, or keep them for the next groups.
     void finish(int row, int count, int begin, const Sums& sums, const float* bias, float* out, int stride) {
-        for (int p = 0; p < num_panels_; ++p) {
+        const bool is_first = is_first_, is_last = is_last_;
+        for (int p = 0; p < PANELS; ++p) {
             Part scales;
             load_to(scales, packed_[p]);
             for (int r = 0; r < count; ++r) {
                 WordPart high, low, before{};
                 load_to(high, sums[p][0][r]), load_to(low, sums[p][1][r]);
                 uint32_t* kept = kept_[row - begin + r][p];
-                if (!is_first_) load_to(before, kept);
+                if (!is_first) load_to(before, kept);
                 const WordPart all = (high << 8) + low + before;
-                if (!is_last_) {
+                if (!is_last) {
                     std::memcpy(kept, &all, sizeof all);
                     continue;
                 }
@@ -179,12 +175,12 @@ class PanelPair {
 
     const Matrix& m_;
     const Activations& rows_;
-    const int panel_, num_panels_;
+    const int panel_;
     bool is_first_ = true, is_last_ = true;
-    const uint8_t* packed_[2];
+    const uint8_t* packed_[PANELS];
     alignas(64) Sums tile_sums_[2];
-    Bytes bytes_[format == Format::int4 ? 2 : 1];
-    alignas(64) uint32_t kept_[CHANNEL_ROWS][2][LANES];
+    Bytes bytes_[format == Format::int4 ? PANELS : 1];
+    alignas(64) uint32_t kept_[CHANNEL_ROWS][PANELS][LANES];
 };
 
 template <Format format>
@@ -193,8 +189,9 @@ void channel_tiles(const Matrix& m, const Activations& rows, int num_rows, int f
     const TileScope scope(WHOLE);
     for (int begin = 0; begin < num_rows; begin += CHANNEL_ROWS) {
         const int last = num_rows - begin < CHANNEL_ROWS ? num_rows : begin + CHANNEL_ROWS;
-        for (int panel = first; panel < end; panel += 2)
-            PanelPair<format>(m, rows, panel, panel + 1 < end).run(begin, last, bias, out, stride);
+        int panel = first;
+        for (; panel + 1 < end; panel += 2) ChannelTiles<format, 2>(m, rows, panel).run(begin, last, bias, out, stride);
+        if (panel < end) ChannelTiles<format, 1>(m, rows, panel).run(begin, last, bias, out, stride);
     }
 }
 

@@ -53,7 +53,8 @@ INLINE int32_t quantize_channel(const Activations& rows, const float* x, float s
         const Floats a = nearest(load_some(x + begin, rest) * inverse);
         const Floats b = rest > LANES ? nearest(load_some(x + begin + LANES, rest - LANES) * inverse) : Floats{};
         put(begin, a), put(begin + LANES, b);
-        const int32_t total = int32_t(sum(a + b));
+        const float exact = sum(a + b);
+        const int32_t total = exact == exact ? int32_t(exact) : 0;  // of NaN: the scale tells
         end(g, total);
         all += total;
     }
@@ -185,6 +186,7 @@ void channel_tile(const Matrix& m, const Activations& rows, int row, int count, 
     for (int g = 0; g < rows.groups; ++g, block += BLOCK) {
         prefetch(block + AHEAD, BLOCK);
         UNROLL for (int part = 0; part < PARTS; ++part) {
+            forget_loads();
             each_pair<format>(block, part, [&](ShortPart weights, int i) __attribute__((always_inline)) {
                 UNROLL for (int r = 0; r < R; ++r) {
                     WordPart& sums = acc[r][part][i / 2 % CHAINS];

@@ -4,7 +4,8 @@ namespace octavo {
 
 const Kernels* generic_kernels() {
     static constexpr Kernels kernels = {"generic", rms_norm, add, gated_activation, rope,
-                                        prepare_any_row, any_product, write_kv, attention, merge_parts};
+                                        prepare_any_row, any_product, write_kv, attention, merge_parts,
+                                        maxima, maxima_wide, weigh, weigh_wide};
     return &kernels;
 }
 

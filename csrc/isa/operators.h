@@ -6,3 +6,4 @@
 #include "attention.h"
 #include "channels.h"
 #include "rows.h"
+#include "weigh.h"

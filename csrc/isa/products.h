@@ -36,10 +36,13 @@ void quantize_row(const Activations& rows, int row) {
         const Floats p = nearest(a * inverse), q = nearest(b * inverse);
         const int64_t at = rows.tile(row, g);
         store_bytes(rows.values + at * GROUP, p), store_bytes(rows.values + at * GROUP + LANES, q);
-        const float total = sum(p + q), scale = top / 127.0f;
+        // What is no number is in `total`, though the largest may have passed over it, and makes the scale NaN.
+        const float total = sum(p + q);
+        const bool is_number = total == total;
+        const float scale = is_number ? top / 127.0f : total;
         rows.scales[at] = scale;
         rows.sums[at] = total * scale;
-        rows.starts[at] = int32_t(total) * -128;
+        rows.starts[at] = is_number ? int32_t(total) * -128 : 0;
     }
 }
 
@@ -150,6 +153,7 @@ void group_tile(const Matrix& m, const Activations& rows, int row, int count, in
     for (int g = 0; g < rows.groups; ++g, block += block_size(format), at += 16) {
         prefetch(block + AHEAD, block_size(format));
         UNROLL for (int part = 0; part < PARTS; ++part) {
+            forget_loads();
             IntPart dots[R];
             UNROLL for (int r = 0; r < R; ++r) dots[r] = dot_start<format>(rows.starts[at + r]);
             UNROLL for (int i = 0; i < GROUP / 4; ++i) {

@@ -22,6 +22,14 @@ struct alignas(64) TileShapes {
 constexpr TileShapes WHOLE{.bytes_per_row = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 constexpr TileShapes HALF{.bytes_per_row = {64, 64, 64, 64, 32, 32, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 8, 8}};
 
+}  // namespace
+
+#if defined(OCTAVO_EMULATED)
+#include "../emulation/tiles.h"
+#else
+
+namespace {
+
 // Tiles are usable while one of these lives.
 class TileScope {
   public:
@@ -63,3 +71,5 @@ inline __attribute__((always_inline)) void add_bf16() {
 }
 
 }  // namespace
+
+#endif

@@ -47,6 +47,12 @@ INLINE void prefetch_far(const void* from, int bytes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i, 0, 2);
 }
 
+// Where a tile has several parts: what one part has loaded of the rows is loaded again for the next. Else
+// the compiler keeps it all, in memory, since registers are few.
+INLINE void forget_loads() {
+    if (PARTS > 1) asm volatile("" ::: "memory");
+}
+
 // --- one register ---------------------------------------------------------------------------------
 
 template <class T>

@@ -152,6 +152,10 @@ class ServerConfig(_Settings):
         10.0, "Silence of a working engine after which it is replaced.", minimum=0
     )
     max_body_bytes: int = _setting(16 << 20, "Largest body of a request.", minimum=1)
+    pooling: Literal["mean", "last", "none"] = _setting(
+        "mean",
+        "What an embedding is of a text's token states: their mean, the last, or none is served.",
+    )
     max_prompts: int = _setting(256, "Prompts in one completion request.", minimum=1)
     keep_alive_seconds: float = _setting(
         15.0, "Silence after which a stream sends a comment, so that proxies keep it.", minimum=0

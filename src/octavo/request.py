@@ -11,7 +11,7 @@ Invariant: `0 <= num_computed <= len(token_ids)`, and the cache holds exactly th
 import enum
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from octavo.errors import BadRequestError, InvalidParameterError, nearest
 
@@ -66,8 +66,9 @@ class StructuredOutputs:
         if self.json is not None and not isinstance(self.json, (dict, str)):
             raise InvalidParameterError("json", self.json, "a JSON schema or its text")
         for name in ("regex", "grammar"):
-            if not isinstance(getattr(self, name), str | None):
-                raise InvalidParameterError(name, getattr(self, name), "a text")
+            value = getattr(self, name)
+            if value is not None and not is_text(value):
+                raise InvalidParameterError(name, value, "a text of valid Unicode")
         _check_texts("choice", self.choice, "a list of texts, none of them empty")
         if self.choice is not None and not self.choice:
             raise InvalidParameterError("choice", [], "a list with at least one text")
@@ -238,7 +239,7 @@ def _check_lists(p: SamplingParams) -> None:
     for name in ("stop_token_ids", "allowed_token_ids"):
         ids = getattr(p, name)
         if ids is not None and not (isinstance(ids, (list, tuple)) and all(map(_is_id, ids))):
-            raise InvalidParameterError(name, ids, "a list of token ids")
+            raise InvalidParameterError(name, ids, "a list of token ids from 0 up")
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise InvalidParameterError("allowed_token_ids", [], "a list with at least one token id")
     _check_bias(p.logit_bias)
@@ -251,8 +252,13 @@ def _check_texts(name: str, texts: object, allowed: str) -> None:
     if texts is None:
         return
     # A bare string would pass for a list of its letters, so only these two will do.
-    if not isinstance(texts, (list, tuple)) or not all(isinstance(t, str) and t for t in texts):
+    if not isinstance(texts, (list, tuple)) or not all(is_text(t) and t for t in texts):
         raise InvalidParameterError(name, texts, allowed)
+
+
+def is_text(value: object) -> bool:
+    """Whether something is a text without lone surrogates, which no encoding has."""
+    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _is_id(value: object) -> bool:
@@ -263,13 +269,18 @@ def _check_bias(bias: object) -> None:
     if bias is None:
         return
     if not isinstance(bias, dict) or not all(map(_is_id, bias)):
-        raise InvalidParameterError("logit_bias", bias, "a mapping from token ids to numbers")
+        raise InvalidParameterError(
+            "logit_bias", bias, "a mapping from token ids (from 0 up) to numbers"
+        )
     for token_id, value in bias.items():
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not -100 <= value <= 100:
             raise InvalidParameterError(
                 f"logit_bias[{token_id}]", value, "a number from -100 to 100"
             )
+
+
+Pooling = Literal["mean", "last"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -280,7 +291,8 @@ class Request:
     stop_ids: every token id that ends a sequence; banned before `params.min_tokens`.
     bad_word_ids: `params.bad_words` as token ids, one tuple per spelling.
     seed: never None here. priority: lower runs earlier. extra_keys: what beside the tokens must
-    be equal for blocks to be shared (cache salt, adapter version).
+    be equal for blocks to be shared (cache salt, adapter version). pooling: how the final states
+    of the prompt become one, if that is wanted; then one token is drawn for nobody.
     """
 
     request_id: str
@@ -293,6 +305,7 @@ class Request:
     arrival_time: float = 0.0
     priority: int = 0
     extra_keys: tuple[str, ...] = ()
+    pooling: Pooling | None = None
 
     @property
     def max_length(self) -> int:

@@ -53,6 +53,12 @@ class TestNative:
             chosen = choose(executor=executor)
             assert (chosen.instruction_set, chosen.reason) == (library.instruction_sets()[0], "")
 
+    def test_an_instruction_set_that_is_emulated_runs_only_where_it_is_asked_for(self, monkeypatch):
+        monkeypatch.setattr(library, "instruction_sets", lambda: ["amx", "avx2", "generic"])
+        monkeypatch.setattr(library, "emulated", ["amx"])
+        assert choose().instruction_set == "avx2"
+        assert choose(instruction_set="amx").instruction_set == "amx"
+
     @pytest.mark.parametrize("name", library.instruction_sets() if library else [])
     def test_every_instruction_set_of_the_machine_can_be_asked_for(self, name):
         assert choose(instruction_set=name).instruction_set == name

@@ -15,6 +15,7 @@ from octavo.engine.client import ClientBase, EngineState, ThreadClient
 from octavo.engine.outputs import OutputDelta
 from octavo.engine.supervisor import ChildClient
 from octavo.errors import (
+    BadRequestError,
     ContextLengthError,
     EngineDeadError,
     InvalidParameterError,
@@ -25,7 +26,7 @@ from octavo.errors import (
     SettingError,
 )
 from octavo.native import library
-from octavo.request import SamplingParams
+from octavo.request import SamplingParams, StructuredOutputs
 from tests.engines import TINY, greedy, only, tiny
 
 PATIENCE = 60.0
@@ -93,6 +94,18 @@ def test_refusal_has_its_type_before_or_after_it_crosses(kind: type[ClientBase])
             ):
                 with pytest.raises(error):
                     await text_of(client, "x", params)
+            assert await text_of(client, "x", greedy(4))
+
+    asyncio.run(main())
+
+
+def test_request_that_no_message_can_hold_is_refused_and_leaves_nothing() -> None:
+    async def main() -> None:
+        async with running(ChildClient) as client:
+            schema = StructuredOutputs(json={"const": 2**70})
+            with pytest.raises(BadRequestError, match="cannot be told"):
+                await text_of(client, "x", greedy(8, structured_outputs=schema))
+            assert client.status.silent_seconds == 0, "nothing is waited for"
             assert await text_of(client, "x", greedy(4))
 
     asyncio.run(main())

@@ -107,7 +107,7 @@ class TestPrompts:
         with pytest.raises(InvalidParameterError, match="cache_salt must be a text"):
             build(intake, {"prompt": "a", "cache_salt": salt})
 
-    @pytest.mark.parametrize("priority", [None, "1", 1.5, True, float("nan")])
+    @pytest.mark.parametrize("priority", [None, "1", 1.5, True, float("nan"), 2**31, -(2**63)])
     def test_a_priority_that_is_no_integer_is_refused(self, intake, priority):
         with pytest.raises(InvalidParameterError, match="priority must be an integer"):
             build(intake, priority=priority)

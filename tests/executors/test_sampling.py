@@ -18,7 +18,9 @@ from octavo.executors.executor import PromptRow, SampleRow
 from octavo.executors.sampling import (
     SEGMENT,
     _draw,
+    _exponentials,
     _mix,
+    _sum,
     distribution,
     prompt_logprobs,
     sample,
@@ -125,6 +127,33 @@ class TestUniform:
 
     def test_swapping_the_numbers_changes_the_draw(self):
         assert len({uniform(*p) for p in itertools.permutations((1, 2, 3))}) == 6
+
+
+class TestSums:
+    """What makes the bits the same everywhere."""
+
+    def test_exponentials_are_within_a_unit_in_the_last_place(self):
+        x = np.concatenate([-np.logspace(-300, 2.85, 4001), np.linspace(-708, 0, 9001)])
+        found = _exponentials(x)
+        expected = np.array([math.exp(value) for value in x])
+        np.testing.assert_array_max_ulp(found, expected, maxulp=1)
+
+    def test_exponentials_end_in_exactly_1_and_0(self):
+        found = _exponentials(np.array([0.0, -0.0, -1e-320, -708.0, -708.5, -1e300, -INF]))
+        assert found[:3].tolist() == [1, 1, 1]
+        assert 0 < found[3] < 1e-307
+        assert found[4:].tolist() == [0, 0, 0]
+
+    @pytest.mark.parametrize("count", [1, 31, 32, 33, 999, SEGMENT])
+    def test_a_segment_is_added_lane_by_lane_in_order(self, count):
+        weights = np.random.default_rng(count).random(count)
+        lanes = [0.0] * 32
+        for place, weight in enumerate(weights.tolist()):
+            lanes[place % 32] += weight
+        total = 0.0
+        for lane in lanes:
+            total += lane
+        assert _sum(weights) == total
 
 
 class TestGreedy:
@@ -654,6 +683,10 @@ class TestMask:
         row = replace(make_row(), mask=packed([], 4))
         with pytest.raises(OctavoError, match="allows no token"):
             draw(floats(0, 1, 2, 3), row)
+
+    def test_a_mask_of_too_few_words_is_an_error(self):
+        with pytest.raises(ValueError, match="1 words is too short for 33 tokens"):
+            draw(np.zeros(33, np.float32), replace(make_row(), mask=packed([1], 32)))
 
     def test_logprobs_are_those_of_the_unmasked_distribution(self):
         logits = logits_of(7)

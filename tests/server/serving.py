@@ -16,6 +16,14 @@ import httpx2
 
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.client import ThreadClient
+from octavo.engine.messages import (
+    HEADER_BYTES,
+    Command,
+    Event,
+    decode_command,
+    decode_event,
+    encode,
+)
 from octavo.native import library
 from octavo.server.app import Route, routes
 from octavo.server.run import http_server, listen
@@ -89,6 +97,16 @@ def chat(text: str = "Hello", **fields: Any) -> dict[str, Any]:
     return {**defaults, **fields}
 
 
+class WireClient(ThreadClient):
+    """A thread's engine whose messages take the form they have between processes."""
+
+    def _send(self, command: Command) -> None:
+        super()._send(decode_command(encode(command)[HEADER_BYTES:]))
+
+    def _deliver(self, event: Event) -> None:
+        super()._deliver(decode_event(encode(event)[HEADER_BYTES:]))
+
+
 class ThreadServer:
     """A server in a thread, with its engine in another; `service` is what it serves."""
 
@@ -138,7 +156,7 @@ class ThreadServer:
 
     async def _run(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.client = ThreadClient(self._engine)
+        self.client = WireClient(self._engine)
         self.service = Service(self.client, self._config)
         self._uvicorn = http_server(self.service)
         await self.client.start()

@@ -264,10 +264,11 @@ def test_context_length_is_told_with_both_numbers(calls: Calls, stream: bool) ->
 
 @pytest.mark.case("S42")
 def test_unknown_field_is_named_and_ignored(calls: Calls) -> None:
-    fields = completion(foo=1, stream_options=None, **{"bär\n": 2})
+    fields = completion(foo=1, stream_options=None, **{"bär\n": 2, "\x00\x1f\x7f": 3})
     reply = calls.post(PATH, json=fields)
     assert reply.status_code == 200
-    assert reply.headers["x-octavo-ignored"] == "foo, b\\xe4r"
+    ignored = reply.headers["x-octavo-ignored"]
+    assert ignored == r"foo, b\xe4r\n, \x00\x1f\x7f"
 
 
 def test_unknown_model_is_404(calls: Calls) -> None:

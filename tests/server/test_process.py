@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -16,6 +18,7 @@ from tests.server.serving import (
     PATIENCE,
     Calls,
     ProcessServer,
+    chat,
     children_of,
     completion,
     is_alive,
@@ -149,3 +152,64 @@ def test_stream_equals_the_engine_in_process() -> None:
     with ProcessServer() as server, server.calls() as calls:
         chunks = calls.events(PATH, completion(max_tokens=60))
         assert "".join(c["choices"][0]["text"] for c in chunks) == expected
+
+
+# --- load and idleness --------------------------------------------------------------------------
+
+
+@pytest.mark.case("V51")
+def test_health_is_told_under_full_load() -> None:
+    options = ("--max-num-seqs", "16", "--num-gpu-blocks-override", "2048")
+    with ProcessServer(*options) as server, server.calls() as calls:
+        seconds: list[float] = []
+
+        def probe() -> None:
+            before = calls.get("/load").json()
+            for path in ("/livez", "/readyz") * 10:
+                start = time.monotonic()
+                assert calls.get(path).status_code == 200
+                seconds.append(time.monotonic() - start)
+            after = calls.get("/load").json()
+            # All of it was told before any stream had its thousand tokens.
+            assert before["num_running"] == after["num_running"] == 16
+
+        streams = run_streams(server, 16, probe)
+        assert all(events[-1] == "[DONE]" for events in streams)
+        print(f"/livez and /readyz beside 16 streams: at most {max(seconds) * 1000:.0f} ms")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the time that all threads of a process have computed."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_nothing_spins_while_output_waits_to_be_sent() -> None:
+    with ProcessServer() as server, server.calls() as calls:
+        fields = chat(max_tokens=900, n=4, logprobs=True, top_logprobs=20, stream=True)
+        with open_unread(server, fields):
+            wait_for(lambda: calls.get("/load").json()["num_running"] == 1, "it runs")
+            wait_for(lambda: calls.get("/load").json()["kv_cache_usage"] == 0, "it is computed")
+            assert calls.get("/load").json()["server_load"] == 1, "output waits"
+            pids = [server.process.pid, server.child]
+            before = [cpu_seconds(pid) for pid in pids]
+            threading.Event().wait(1.0)
+            spent = [cpu_seconds(pid) - start for pid, start in zip(pids, before, strict=True)]
+            assert calls.get("/load").json()["server_load"] == 1
+        assert max(spent) < 0.4, spent
+        wait_for(lambda: calls.get("/load").json()["server_load"] == 0, "the client has gone")
+
+
+def open_unread(server: ProcessServer, fields: dict[str, Any]) -> socket.socket:
+    """Send a request whose reply nobody reads."""
+    address = urlsplit(server.address)
+    body = json.dumps(fields).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect((address.hostname, address.port))
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n" % len(body) + body
+    )
+    return connection

@@ -38,7 +38,27 @@ def test_tokenize_and_detokenize_are_inverse(calls: Calls) -> None:
     assert back["prompt"] == "a b é"
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": []}])
+def test_tokenizer_info_tells_what_prompts_are_made_of(
+    calls: Calls, shared_server: ThreadServer
+) -> None:
+    told = checked(calls.get("/tokenizer_info"))
+    tokenizer = shared_server.client.face.tokenizer
+    assert tokenizer is not None
+    assert told["eos_token"] == tokenizer.token_text(told["eos_token_id"])
+    assert told["bos_token"] == tokenizer.bos_token
+    assert told["chat_template"] == tokenizer.chat_template
+    assert told["model_max_length"] == 1024
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"prompt": "a", "messages": []},
+        {"prompt": "a", "messages": [{"role": "user", "content": "x"}]},
+        {"messages": [], "tools": [{"type": "function", "function": {"name": "f"}}]},
+    ],
+)
 def test_tokenize_needs_prompt_or_messages(calls: Calls, body: dict[str, Any]) -> None:
     calls.refusal("/tokenize", body)
 
@@ -55,6 +75,17 @@ def test_rendered_prompt_is_exposed(calls: Calls) -> None:
     fields = {"messages": chat("Hello")["messages"]}
     prompt = checked(calls.post("/apply-template", json=fields))["prompt"]
     assert "Hello" in prompt
+
+
+def test_rendered_prompt_that_is_no_unicode_is_refused(calls: Calls) -> None:
+    fields = {"messages": [{"role": "user", "content": "\ud800"}]}
+    body = json.dumps(fields)
+    headers = {"content-type": "application/json"}
+    for path in ("/apply-template", "/tokenize", "/v1/chat/completions"):
+        reply = calls.post(path, content=body, headers=headers)
+        assert reply.status_code == 400, reply.text
+        assert "not" in reply.json()["error"]["message"]
+        assert "valid Unicode" in reply.json()["error"]["message"]
 
 
 @pytest.mark.case("V06")

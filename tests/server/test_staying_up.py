@@ -5,6 +5,7 @@ import json
 import random
 import socket
 import threading
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +19,6 @@ from octavo.server.admission import Admission
 from tests.engines import assert_idle
 from tests.server.serving import (
     PATIENCE,
-    Calls,
     ThreadServer,
     completion,
     engine_config,
@@ -163,7 +163,7 @@ def test_deadline_ends_a_request(stream: bool) -> None:
 @pytest.mark.parametrize("when", ["queued", "prefill", "decode"])
 def test_client_that_leaves_ends_its_request(stream: bool, when: str) -> None:
     config = engine_config(max_num_seqs=1, max_num_batched_tokens=64)
-    with ThreadServer(config) as server, server.calls() as other, server.calls() as calls:
+    with ThreadServer(config) as server, server.calls() as other:
         gate = block(server)
         if when == "decode":
             gate.open.set()
@@ -172,7 +172,7 @@ def test_client_that_leaves_ends_its_request(stream: bool, when: str) -> None:
                 first = pool.submit(other.post, PATH, json=completion())
                 assert gate.entered.wait(PATIENCE)
             prompt = [5] * (700 if when == "prefill" else 3)
-            leave(calls, completion(prompt, max_tokens=300, stream=stream), server)
+            leave(completion(prompt, max_tokens=300, stream=stream), server)
             gate.open.set()
             if when == "queued":
                 assert first.result(PATIENCE).status_code == 200
@@ -180,46 +180,65 @@ def test_client_that_leaves_ends_its_request(stream: bool, when: str) -> None:
         assert server.engine.stats().num_generated_tokens < 300 + 8
 
 
-def leave(calls: Calls, fields: dict[str, Any], server: ThreadServer) -> None:
+def leave(fields: dict[str, Any], server: ThreadServer, path: str = PATH) -> None:
     """Send a request and close the connection once the server has it."""
     address = urlsplit(server.address)
     body = json.dumps(fields).encode()
     before = server.service.admission.num_open
     with socket.create_connection((address.hostname, address.port)) as connection:
         connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n" % len(body) + body
+            b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % (path.encode(), len(body)) + body
         )
         until(server, lambda: server.service.admission.num_open > before)
 
 
 @pytest.mark.case("S57", "V50")
 def test_random_cancels_leave_no_block_behind() -> None:
-    config = engine_config(num_gpu_blocks_override=64, max_num_seqs=16)
-    with ThreadServer(config) as server:
-        asyncio.run(_cancel_at_random(server.address, 120))
+    config = engine_config(num_gpu_blocks_override=64, max_num_seqs=16, max_num_batched_tokens=64)
+    with ThreadServer(config, keep_alive_seconds=0.2) as server, server.calls() as calls:
+        num_free = server.engine.scheduler.blocks.pool.num_free
+        stages = asyncio.run(_cancel_at_random(server.address, 500))
+        assert all(stages[stage] > 20 for stage in ("queued", "prefill", "decode")), stages
         until_idle(server)
-        with server.calls() as calls:
-            assert calls.complete()["choices"]
+        assert server.engine.scheduler.blocks.pool.num_free == num_free
+        assert calls.complete()["choices"]
 
 
-async def _cancel_at_random(address: str, number: int) -> None:
+async def _cancel_at_random(address: str, number: int) -> Counter[str]:
+    """Leave `number` streams, and return in which stage each was."""
     chance = random.Random(0)
+    stages: Counter[str] = Counter()
 
     async def one(client: httpx2.AsyncClient, seed: int) -> None:
-        length = chance.randint(1, 200)
-        fields = completion([seed % 250] * length, max_tokens=200, stream=seed % 2 == 0)
+        stage, num_events = "queued", chance.choice([1, 2, 3, 5, 20])
+        fields = completion(
+            [chance.randrange(256) for _ in range(chance.randint(1, 300))],
+            max_tokens=200,
+            stream=True,
+            return_progress=True,
+        )
         try:
-            async with asyncio.timeout(chance.choice([0.001, 0.01, 0.05, 0.2])):
-                await client.post(PATH, json=fields)
-        except (TimeoutError, httpx2.HTTPError):
-            return
+            async with (
+                asyncio.timeout(chance.choice([0.003, 0.03, PATIENCE])),
+                client.stream("POST", PATH, json=fields) as reply,
+            ):
+                async for line in reply.aiter_lines():
+                    if line.startswith("data: {"):
+                        stage = "prefill" if "prompt_progress" in line else "decode"
+                        num_events -= 1
+                    if not num_events:
+                        break
+        except TimeoutError:
+            pass
+        stages[stage] += 1
 
     limits = httpx2.Limits(max_connections=40)
     async with httpx2.AsyncClient(
         base_url=address, limits=limits, trust_env=False, timeout=PATIENCE
     ) as client:
         await asyncio.gather(*(one(client, seed) for seed in range(number)))
+    return stages
 
 
 # --- streams ------------------------------------------------------------------------------------
@@ -245,6 +264,22 @@ def test_error_in_a_stream_is_one_event_and_no_done() -> None:
             (event,) = read_events(reply)
         assert json.loads(event)["error"]["code"] == "engine_dead"
         gate.open.set()
+
+
+# --- health -------------------------------------------------------------------------------------
+
+
+def test_health_is_told_while_a_step_runs() -> None:
+    with ThreadServer() as server, server.calls() as calls:
+        gate = block(server)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(calls.post, PATH, json=completion())
+            assert gate.entered.wait(PATIENCE)
+            for path in ("/livez", "/readyz", "/health", "/load", "/metrics"):
+                assert calls.get(path).status_code == 200
+            assert not running.done()
+            gate.open.set()
+            assert running.result(PATIENCE).status_code == 200
 
 
 # --- the drain ----------------------------------------------------------------------------------

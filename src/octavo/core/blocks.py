@@ -121,12 +121,14 @@ class BlockManager:
 
     def searches(self, request: Request) -> bool:
         """Whether the cache is asked for the beginning of this request."""
-        return self.enable_prefix_caching and request.params.prompt_logprobs is None
+        needs_every_row = request.params.prompt_logprobs is not None or request.pooling == "mean"
+        return self.enable_prefix_caching and not needs_every_row
 
     def match(self, sequence: Sequence) -> PrefixMatch:
         """Find the longest cached beginning of `sequence`, leaving it one token to compute.
 
-        A sequence whose prompt log-probabilities are wanted matches nothing: blocks hold no logits.
+        A sequence whose prompt log-probabilities or mean state are wanted matches nothing: blocks
+        hold neither.
         """
         request = sequence.request
         if not self.searches(request):

@@ -134,7 +134,7 @@ def _instruction_set(config: EngineConfig) -> str:
     assert library is not None
     usable: list[str] = library.instruction_sets()
     if config.instruction_set == "auto":
-        return usable[0]
+        return next(name for name in usable if name not in library.emulated)
     if config.instruction_set not in usable:
         raise SettingError(
             f"instruction_set {config.instruction_set} is not on this machine or not in this "

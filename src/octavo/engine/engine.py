@@ -16,6 +16,7 @@ from octavo.engine.constraints import Constraints
 from octavo.engine.grammar import COMPILE_SECONDS, Grammar, GrammarCompiler
 from octavo.engine.intake import Intake, Prompt
 from octavo.engine.outputs import OutputDelta, PromptLogprobs, PromptProgress, to_logprobs
+from octavo.engine.pooling import StatePool
 from octavo.engine.stats import EngineStats, take_snapshot
 from octavo.engine.text import OutputText, TokenBytes, token_display
 from octavo.errors import BadRequestError, InvalidParameterError, OctavoError
@@ -24,6 +25,7 @@ from octavo.executors.executor import Batch, Executor, StepResult, TokenLogprobs
 from octavo.request import (
     FinishReason,
     Logprob,
+    Pooling,
     Request,
     RequestMetrics,
     SamplingParams,
@@ -47,6 +49,7 @@ class _ActiveRequest:
     texts: dict[int, OutputText] = field(default_factory=dict)
     sequences: dict[int, Sequence] = field(default_factory=dict)
     prompt_logprobs: PromptLogprobs | None = None
+    pool: StatePool | None = None
     num_finished: int = 0
     grammar: Future[Grammar] | None = None
 
@@ -95,6 +98,7 @@ class Engine:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        pooling: Pooling | None = None,
     ) -> Request:
         """Queue a prompt, whose deltas `step` returns; a `BadRequestError` queues nothing."""
         if self._is_closed:
@@ -111,11 +115,14 @@ class Engine:
             number=self._num_added,
             arrival_time=now,
             priority=priority,
+            pooling=pooling,
         )
         self.scheduler.check_fits(request)
         active = _ActiveRequest(request, RequestMetrics(arrival_time=now))
         active.grammar = self._begin_compiling(request)
         self._num_added += 1
+        if pooling is not None:
+            active.pool = StatePool()
         if params.prompt_logprobs is not None:
             active.prompt_logprobs = [None] * len(request.prompt_token_ids)
         self._active[request_id] = active
@@ -213,6 +220,7 @@ class Engine:
         self._num_steps += 1
         self._last_step_time = result.duration
         self._keep_prompt_logprobs(batch, result)
+        self._pool_states(batch, result)
         drawn = list(zip(result.token_ids, result.logprobs, strict=True))
         if result.errors:
             # What a failed request computed is in doubt: it leaves before anything is published.
@@ -236,6 +244,15 @@ class Engine:
             if kept is not None and found is not None:
                 kept[row.position] = to_logprobs(found, self._text_of())
 
+    def _pool_states(self, batch: Batch, result: StepResult) -> None:
+        first = 0
+        for span in batch.state_spans:
+            pool = self._active[span.request_id].pool
+            assert pool is not None
+            assert result.states is not None
+            pool.add(span.position, result.states[first : first + span.length])
+            first += span.length
+
     def _emit_token(
         self,
         active: _ActiveRequest,
@@ -257,8 +274,8 @@ class Engine:
         self._emit(
             active,
             sequence,
-            text=text,
-            token_ids=[token_id],
+            text=text if active.pool is None else "",
+            token_ids=[token_id] if active.pool is None else [],  # it was drawn for nobody
             logprobs=None if logprobs is None else [to_logprobs(logprobs, self._text_of())],
             stop_reason=stop if stop is not None else self._stop_token(params, sequence),
             prompt_logprobs=active.prompt_logprobs if is_first else None,
@@ -385,6 +402,7 @@ class Engine:
                 metrics=active.metrics,
                 error=error,
                 is_ending_forced=is_ending_forced,
+                pooled=active.pool.mean() if active.pool and is_last and not error else None,
             )
         )
 

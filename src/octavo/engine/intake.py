@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any, NotRequired, Protocol, TypedDict
 
 from octavo.errors import BadRequestError, ContextLengthError, InvalidParameterError
-from octavo.request import Request, SamplingParams
+from octavo.request import Pooling, Request, SamplingParams, is_text
+
+_LOW, _HIGH = -(2**31), 2**31 - 1  # priorities
 
 
 class TokensPrompt(TypedDict):
@@ -69,6 +71,7 @@ class Intake:
         number: int,
         arrival_time: float = 0.0,
         priority: int = 0,
+        pooling: Pooling | None = None,
     ) -> Request:
         """Return the validated request; raises a `BadRequestError` that names field and limit.
 
@@ -78,19 +81,21 @@ class Intake:
         self._check_ids("prompt_token_ids", ids)
         self._check_params(params)
         seed = params.seed if params.seed is not None else _derived_seed(self.seed, number)
-        if not isinstance(priority, int) or isinstance(priority, bool):
-            raise InvalidParameterError("priority", priority, "an integer")
+        is_integer = isinstance(priority, int) and not isinstance(priority, bool)
+        if not is_integer or not _LOW <= priority <= _HIGH:
+            raise InvalidParameterError("priority", priority, f"an integer from {_LOW} to {_HIGH}")
         return Request(
             request_id=request_id,
             prompt_token_ids=ids,
             params=params,
-            max_tokens=self._max_tokens(ids, params),
+            max_tokens=self._max_tokens(ids, params) if pooling is None else self._one(ids),
             seed=seed,
             stop_ids=self._stop_ids(params),
             bad_word_ids=tuple(self._spellings(params.bad_words or ())),
             arrival_time=arrival_time,
             priority=priority,
             extra_keys=_extra_keys(prompt),
+            pooling=pooling,
         )
 
     def token_ids(self, prompt: Prompt) -> list[int]:
@@ -141,6 +146,17 @@ class Intake:
         if params.stop:
             self._require_tokenizer()
 
+    def _one(self, ids: list[int]) -> int:
+        """Return 1 for a prompt whose state is wanted: it may fill the context."""
+        if len(ids) > self.max_model_len:
+            raise ContextLengthError(
+                f"The input has {len(ids):,} tokens but the model holds {self.max_model_len:,}. "
+                "Shorten it, or set truncate_prompt_tokens.",
+                num_prompt_tokens=len(ids),
+                limit=self.max_model_len,
+            )
+        return 1
+
     def _max_tokens(self, ids: list[int], params: SamplingParams) -> int:
         """Return how many tokens to generate: as asked, or as many as the context has left."""
         limit, num_prompt = self.max_model_len, len(ids)
@@ -189,8 +205,7 @@ def _extra_keys(prompt: Prompt) -> tuple[str, ...]:
     salt: Any = prompt.get("cache_salt") if isinstance(prompt, dict) else None
     if salt is None:
         return ()
-    # The prefix cache hashes it as UTF-8, which has no lone surrogates.
-    if not isinstance(salt, str) or any("\ud800" <= char <= "\udfff" for char in salt):
+    if not is_text(salt):
         raise InvalidParameterError("cache_salt", salt, "a text of valid Unicode")
     return (salt,)
 

@@ -90,6 +90,7 @@ class EngineLoop:
                 command.params,
                 request_id=command.request_id,
                 priority=command.priority,
+                pooling=command.pooling,
             )
         except OctavoError as error:
             return error

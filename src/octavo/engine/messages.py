@@ -13,7 +13,7 @@ import msgspec
 from octavo import errors
 from octavo.engine.outputs import OutputDelta, PromptProgress
 from octavo.engine.stats import EngineStats
-from octavo.request import SamplingParams
+from octavo.request import Pooling, SamplingParams
 
 HEADER_BYTES = 4  # a frame's length, little-endian, before its content
 
@@ -29,6 +29,7 @@ class Add(msgspec.Struct, tag=True, frozen=True):
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    pooling: Pooling | None = None
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):

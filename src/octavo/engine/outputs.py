@@ -23,7 +23,8 @@ class OutputDelta:
     text: whole characters that no stop string can take back any more. logprobs: one dict per token
     of `token_ids`, or None if not asked for. stop_reason: the stop string or stop token id.
     prompt_logprobs: with the first delta of the request, if asked for. is_ending_forced: see
-    `CompletionOutput`; it comes with the last delta of the sequence.
+    `CompletionOutput`; it comes with the last delta of the sequence. pooled: with the last delta of
+    the request, if asked for: the prompt's state as little-endian float32.
     """
 
     request_id: str
@@ -40,6 +41,7 @@ class OutputDelta:
     metrics: RequestMetrics | None = None
     error: Exception | None = None
     is_ending_forced: bool = False
+    pooled: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

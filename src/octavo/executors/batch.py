@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.scheduler import Chunk, StepPlan
-from octavo.executors.executor import Batch, PromptRow, SampleRow
+from octavo.executors.executor import Batch, PromptRow, SampleRow, StateSpan
 from octavo.request import Sequence
 
 MaskOf = Callable[[Sequence], NDArray[np.uint32] | None]
@@ -36,9 +36,13 @@ def build_batch(plan: StepPlan, mask_of: MaskOf = lambda _: None) -> Batch:
     logit_rows: list[int] = []
     samples: list[SampleRow] = []
     prompt_rows: list[PromptRow] = []
+    state_rows: list[int] = []
+    state_spans: list[StateSpan] = []
     for chunk, first_row in zip(chunks, starts.tolist(), strict=False):
         if chunk.sequence.request.params.prompt_logprobs is not None:
             _add_prompt_rows(chunk, first_row, logit_rows, prompt_rows)
+        if chunk.sequence.request.pooling is not None:
+            _add_state_rows(chunk, first_row, state_rows, state_spans)
         if chunk.num_samples:
             _add_samples(chunk, first_row, logit_rows, samples, mask_of)
     return Batch(
@@ -51,6 +55,8 @@ def build_batch(plan: StepPlan, mask_of: MaskOf = lambda _: None) -> Batch:
         logit_rows=np.array(logit_rows, np.int32),
         samples=tuple(samples),
         prompt_rows=tuple(prompt_rows),
+        state_rows=np.array(state_rows, np.int32),
+        state_spans=tuple(state_spans),
     )
 
 
@@ -108,3 +114,17 @@ def _add_prompt_rows(
             )
         )
         logit_rows.append(first_row + position - chunk.start)
+
+
+def _add_state_rows(
+    chunk: Chunk, first_row: int, state_rows: list[int], state_spans: list[StateSpan]
+) -> None:
+    """Ask for the states that the request pools: of every prompt token, or of the last alone."""
+    request, end = chunk.sequence.request, chunk.start + chunk.length
+    length = chunk.length
+    if request.pooling == "last":
+        length = int(end == len(request.prompt_token_ids))
+    if length:
+        last_row = first_row + chunk.length
+        state_rows.extend(range(last_row - length, last_row))
+        state_spans.append(StateSpan(request.request_id, end - length, length))

@@ -21,6 +21,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.executors.arithmetic import SEGMENT
 from octavo.executors.executor import Batch, StepResult
 from octavo.executors.limits import BatchLimits
+from octavo.executors.native_sampling import NativeSampling
 from octavo.executors.packing import (
     FLOAT_TYPES,
     Format,
@@ -33,7 +34,6 @@ from octavo.executors.packing import (
 )
 from octavo.executors.pages import ELEMENT_BYTES, KVType, Seal, bytes_per_token
 from octavo.executors.quantization import Losses, Quantization
-from octavo.executors.sampling import sample_tiles
 from octavo.executors.values import place_values
 from octavo.program import ops
 from octavo.program.fuse import fuse
@@ -125,11 +125,13 @@ class CPUExecutor:
         )  # fmt: skip
         formats = formats_of(self.program, weights.dtype, scales, quantization)
         recorder = _Recorder(library, self.program, weights, formats, max_rows, max_positions)
-        for op in self.program.operations[:-1]:
+        for op in self.program.operations:
             recorder.record(op, self._tape)
+        self._sampling = NativeSampling(library, program.vocab_size)
         self._select = recorder.select
         self._num_operations = recorder.num_recorded
         self._logits = recorder.values[self.program.operations[-1].inputs[0].name]
+        self._states = recorder.values[self.program.state]
         self.notes = tuple(recorder.losses.describe(quantization)) if quantization else ()
         self._kept = recorder.kept  # what the tape points into
 
@@ -138,8 +140,15 @@ class CPUExecutor:
         future: Future[StepResult] = Future()
         try:
             started = self._clock()
-            result = sample_tiles(batch, self._logit_tiles(batch))
-            future.set_result(replace(result, duration=self._clock() - started))
+            self._limits.check(batch)
+            draws = self._sampling.prepare(batch)
+            self._copy_blocks(batch)
+            arrays, sizes = _arrays(batch, batch.logit_rows)
+            self._tape.sample(arrays, sizes, HEAD_ROWS, draws)
+            result = self._sampling.collect(batch, draws)
+            states = self._final_states(batch)
+            duration = self._clock() - started
+            future.set_result(replace(result, duration=duration, states=states))
         except Exception as error:
             future.set_exception(error)
         return future
@@ -161,14 +170,13 @@ class CPUExecutor:
 
     def close(self) -> None:
         """Release threads, pool and weights; nothing may be submitted afterwards."""
-        for name in ("_tape", "_kept", "pages", "_logits"):
+        for name in ("_tape", "_sampling", "_kept", "pages", "_logits", "_states"):
             self.__dict__.pop(name, None)
 
     def _logit_tiles(self, batch: Batch) -> Iterator[tuple[int, Floats]]:
         """Run the step; give the logits of some rows at a time, and which comes first."""
         self._limits.check(batch)
-        for source, destination in batch.copies.tolist():
-            self.pages[destination] = self.pages[source]
+        self._copy_blocks(batch)
         self._run(batch, batch.logit_rows[:HEAD_ROWS], 0)
         for first in range(0, len(batch.logit_rows), HEAD_ROWS):
             rows = batch.logit_rows[first : first + HEAD_ROWS]
@@ -176,15 +184,36 @@ class CPUExecutor:
                 self._run(batch, rows, self._select)
             yield first, self._logits[: len(rows)]
 
+    def _copy_blocks(self, batch: Batch) -> None:
+        for source, destination in batch.copies.tolist():
+            self.pages[destination] = self.pages[source]
+
+    def _final_states(self, batch: Batch) -> Floats | None:
+        """Return the states of `batch.state_rows`, from what the step's run has left."""
+        if not len(batch.state_rows):
+            return None
+        out = np.empty((len(batch.state_rows), self._states.shape[1]), np.float32)
+        for first in range(0, len(out), HEAD_ROWS):
+            rows = batch.state_rows[first : first + HEAD_ROWS]
+            # The last two are the vocabulary's product and the draw, which nobody asks for here.
+            self._tape.run(*_arrays(batch, rows), self._select, self._num_operations - 2)
+            out[first : first + len(rows)] = self._states[: len(rows)]
+        return out
+
     def _run(self, batch: Batch, logit_rows: NDArray[np.int32], first: int) -> None:
-        end = self._num_operations if len(logit_rows) else self._select
-        arrays = (
-            batch.token_ids, batch.positions, batch.chunk_starts, batch.block_tables,
-            batch.context_lengths, logit_rows,
-        )  # fmt: skip
-        sizes = [len(batch.token_ids), len(batch.chunk_starts) - 1, batch.block_tables.shape[1]]
-        addresses = [array.ctypes.data for array in arrays]
-        self._tape.run(addresses, [*sizes, len(logit_rows)], first, end)
+        # Without the last operation, which draws from the logits.
+        end = self._num_operations - 1 if len(logit_rows) else self._select
+        self._tape.run(*_arrays(batch, logit_rows), first, end)
+
+
+def _arrays(batch: Batch, logit_rows: NDArray[np.int32]) -> tuple[list[int], list[int]]:
+    """Return the addresses of a batch's arrays, and their sizes, as the library wants them."""
+    arrays = (
+        batch.token_ids, batch.positions, batch.chunk_starts, batch.block_tables,
+        batch.context_lengths, logit_rows,
+    )  # fmt: skip
+    sizes = [len(batch.token_ids), len(batch.chunk_starts) - 1, batch.block_tables.shape[1]]
+    return [array.ctypes.data for array in arrays], [*sizes, len(logit_rows)]
 
 
 def check_supported(program: Program) -> None:
@@ -339,6 +368,9 @@ class _Recorder:
 
     def _select_rows(self, native: Any, op: ops.SelectRows) -> None:
         native.x, native.out = self._value(op.x), self._value(op.out)
+
+    def _sample(self, native: Any, op: ops.Sample) -> None:
+        native.x = self._value(op.logits)
 
 
 def _snake(name: str) -> Iterator[str]:

@@ -55,6 +55,15 @@ class PromptRow:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpan:
+    """Return the final states of `length` rows of a request, the first at `position`."""
+
+    request_id: str
+    position: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One step as arrays, for T rows in S chunks.
 
@@ -63,6 +72,7 @@ class Batch:
     first ceil(context_lengths[i] / block_size) entries. context_lengths: (S,), tokens in the cache
     once the step has written its own. copies: (C, 2) blocks as (source, destination), to be done
     in order before anything is written. logit_rows: (R,) rows of the batch that need logits.
+    state_rows: (P,) rows whose final state is wanted, those of each of `state_spans` in order.
     """
 
     token_ids: Int32
@@ -74,6 +84,8 @@ class Batch:
     logit_rows: Int32
     samples: tuple[SampleRow, ...] = ()
     prompt_rows: tuple[PromptRow, ...] = ()
+    state_rows: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    state_spans: tuple[StateSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +108,8 @@ class StepResult:
 
     logprobs: parallel to `token_ids`; None where the request did not ask. prompt_logprobs: parallel
     to `Batch.prompt_rows`; None where the row failed. errors: by request id, what went wrong with
-    its rows alone; their tokens mean nothing. duration: seconds, measured or simulated.
+    its rows alone; their tokens mean nothing. duration: seconds, measured or simulated. states:
+    (P, width), of `Batch.state_rows`, as the program's last norm leaves them; None without any.
     """
 
     token_ids: list[int]
@@ -104,6 +117,7 @@ class StepResult:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     errors: dict[str, OctavoError] = field(default_factory=dict)
     duration: float = 0.0
+    states: NDArray[np.float32] | None = None
 
 
 class Executor(Protocol):

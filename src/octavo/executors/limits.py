@@ -39,6 +39,7 @@ class BatchLimits:
             "block_tables": self.num_blocks,
             "copies": self.num_blocks,
             "logit_rows": rows,
+            "state_rows": rows,
             "chunk_starts": rows + 1,
             "positions": held if self.max_positions is None else min(held, self.max_positions),
         }
@@ -65,6 +66,7 @@ def _check_arrays(batch: Batch) -> None:
         "block_tables": (*chunks, *batch.block_tables.shape[1:2]),
         "copies": (*batch.copies.shape[:1], 2),
         "logit_rows": batch.logit_rows.shape[:1],
+        "state_rows": batch.state_rows.shape[:1],
     }
     for name, shape in shapes.items():
         array = getattr(batch, name)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from octavo.executors import arithmetic
@@ -111,7 +112,7 @@ class ReferenceExecutor:
         vocab = self.prepared.program.vocab_size
         out = np.empty((len(batch.logit_rows), vocab), self._dtype)
         with self._one_thread():
-            for first, tile in self._logit_tiles(batch):
+            for first, tile in self._logit_tiles(self._run_body(batch)):
                 out[first : first + TILE] = tile
         return out
 
@@ -137,16 +138,15 @@ class ReferenceExecutor:
     def _step(self, batch: Batch) -> StepResult:
         started = self._clock()
         with self._one_thread():
-            tiles = self._logit_tiles(batch)
+            run = self._run_body(batch)
+            tiles = self._logit_tiles(run)
             floats = ((first, tile.astype(np.float32, copy=False)) for first, tile in tiles)
             result = sample_tiles(batch, floats)
-        return replace(result, duration=self._clock() - started)
+            states = self._final_states(run)
+        return replace(result, duration=self._clock() - started, states=states)
 
-    def _logit_tiles(self, batch: Batch) -> Iterator[tuple[int, Floats]]:
-        """Run the step; give the logits of a tile of `logit_rows` at a time, and which comes first.
-
-        A vocabulary of 262k takes 17 MB per tile, so all rows at once could take gigabytes.
-        """
+    def _run_body(self, batch: Batch) -> "_Run":
+        """Run what concerns every row."""
         self._limits.check(batch)
         run = _Run(self.prepared.weights, self.pages, batch, self._dtype)
         for source, destination in batch.copies.tolist():
@@ -155,12 +155,29 @@ class ReferenceExecutor:
             run.execute(op)
             for name in dead:
                 del run.values[name]
-        for first in range(0, len(batch.logit_rows), TILE):
-            run.selected = batch.logit_rows[first : first + TILE]
+        return run
+
+    def _logit_tiles(self, run: "_Run") -> Iterator[tuple[int, Floats]]:
+        """Give the logits of a tile of `logit_rows` at a time, and which comes first.
+
+        A vocabulary of 262k takes 17 MB per tile, so all rows at once could take gigabytes.
+        """
+        for first in range(0, len(run.batch.logit_rows), TILE):
+            run.selected = run.batch.logit_rows[first : first + TILE]
             for op in self._head[:-1]:
                 run.execute(op)
             logits = run.values[self._head[-1].inputs[0].name]
             yield first, logits[: len(run.selected)]
+
+    def _final_states(self, run: "_Run") -> NDArray[np.float32] | None:
+        """Return the states of `state_rows`: the head without the vocabulary's product."""
+        rows, tiles = run.batch.state_rows, []
+        for first in range(0, len(rows), TILE):
+            run.selected = rows[first : first + TILE]
+            for op in self._head[:-2]:
+                run.execute(op)
+            tiles.append(run.values[self.prepared.program.state][: len(run.selected)])
+        return np.concatenate(tiles).astype(np.float32, copy=False) if tiles else None
 
 
 def _with_last_uses(

@@ -2,10 +2,11 @@
 
 Decides the order of the sampling parameters (vLLM's: allowed ids and mask, bad words, min_tokens,
 bias, penalties, temperature, min_p, top_k, top_p, draw), every tie (the smaller id is the likelier)
-and what a draw depends on. Knows no batch, no model, no text. It specifies the native sampler.
+and what a draw depends on. Knows no model and no text. It specifies the native sampler.
 
-All arithmetic is float64 on exact copies of the float32 logits, summed over segments of 4,096 in
-order of ids. Invariant: the result depends on the row's logits and its `SampleRow` alone.
+All arithmetic is float64 on exact copies of the float32 logits, with one fixed order of operations,
+so that the native sampler has the same bits on every machine.
+Invariant: the result depends on the row's logits and its `SampleRow` alone.
 """
 
 import math
@@ -24,8 +25,28 @@ Ids = NDArray[np.intp]
 
 SEGMENT = 4096
 # Any two different float32 are further apart than this temperature times 700, so a colder row has
-# the same weights, 1 and 0, and the division cannot overflow.
+# the same weights, 1 and 0, and no exponent overflows.
 _COLDEST = 1e-60
+# Sums keep so many lanes; every id of a segment adds to the lane of its remainder.
+_LANES = 32
+# e^r = 1 + r + r^2 p(r) with the least even error of degree 9 on |r| <= ln 2 / 2: 1.6e-17. The
+# coefficients begin with that of r^9.
+_LOWEST = -708.0
+_LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.6931471803691238, 1.9082149292705877e-10
+_POLYNOMIAL = (
+    2.510038549551032e-08,
+    2.7620088445409746e-07,
+    2.7557268459997064e-06,
+    2.4801521295954376e-05,
+    0.00019841269863053618,
+    0.0013888888917213717,
+    0.008333333333330062,
+    0.04166666666662413,
+    0.16666666666666669,
+    0.5000000000000001,
+)
+# Adding it rounds to a whole number, which the lowest bits of the sum then hold.
+_ROUND = 1.5 * 2.0**52
 _GROUP = 64
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -65,7 +86,7 @@ def sample_tiles(batch: Batch, tiles: Iterable[tuple[int, NDArray[np.float32]]])
 
 def _by_logit_row(rows: Ordered[SampleRow] | Ordered[PromptRow]) -> list[int]:
     """Return the rows' places, the first logit row last: `pop` takes them in the tiles' order."""
-    return sorted(range(len(rows)), key=lambda place: -rows[place].logit_row)
+    return sorted(range(len(rows)), key=lambda place: (rows[place].logit_row, place))[::-1]
 
 
 def sample(logits: NDArray[np.float32], row: SampleRow) -> tuple[int, TokenLogprobs | None]:
@@ -142,11 +163,24 @@ def _checked_argmax(logits: NDArray[np.float32], request_id: str, position: int)
     """Return the likeliest id. One pass also finds what is wrong: argmax stops at a NaN."""
     best = int(logits.argmax())
     if not math.isfinite(logits[best]):
-        raise OctavoError(
-            f"The largest logit for token {position} of request {request_id} is {logits[best]}, so "
-            "no token can be drawn. The weights or the cache may be damaged; try float32 pages."
-        )
+        raise unusable(request_id, position, float(logits[best]))
     return best
+
+
+def unusable(request_id: str, position: int, largest: float) -> OctavoError:
+    """The error of a row whose `largest` logit is no number."""
+    return OctavoError(
+        f"The largest logit for token {position} of request {request_id} is {largest}, so "
+        "no token can be drawn. The weights or the cache may be damaged; try float32 pages."
+    )
+
+
+def no_token_left(row: SampleRow) -> OctavoError:
+    """The error of a row whose mask is empty."""
+    return OctavoError(
+        f"The grammar of request {row.request.request_id} allows no token at position "
+        f"{row.position}."
+    )
 
 
 def _adjusted(logits: NDArray[np.float32], row: SampleRow) -> Floats:
@@ -181,6 +215,8 @@ def _adjusted(logits: NDArray[np.float32], row: SampleRow) -> Floats:
 
 def unpacked(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
     """Return a mask of packed bits (see `SampleRow.mask`) as one truth per token: (vocab_size,)."""
+    if 32 * len(mask) < vocab_size:
+        raise ValueError(f"a mask of {len(mask)} words is too short for {vocab_size} tokens")
     little = mask.astype("<u4", copy=False).view(np.uint8)
     return np.unpackbits(little, bitorder="little", count=vocab_size).view(np.bool_)
 
@@ -226,10 +262,7 @@ def _least_bad(logits: NDArray[np.float32], row: SampleRow) -> int:
         both = np.intersect1d(allowed, permitted, assume_unique=True)
         allowed = both if len(both) else permitted
         if not len(allowed):
-            raise OctavoError(
-                f"The grammar of request {row.request.request_id} allows no token at position "
-                f"{row.position}."
-            )
+            raise no_token_left(row)
     return int(allowed[logits[allowed].argmax()]) if len(allowed) else int(logits.argmax())
 
 
@@ -238,17 +271,47 @@ def _least_bad(logits: NDArray[np.float32], row: SampleRow) -> int:
 
 def _weights(values: Floats, top: float, temperature: float) -> NDArray[np.float64]:
     """Return exp((values - top) / temperature): 1 for the likeliest token, 0 for a banned one."""
-    weights = values.astype(np.float64)
-    weights -= top
+    exponents = values.astype(np.float64)
+    exponents -= top
     if temperature != 1.0:
-        weights /= max(temperature, _COLDEST)
-    return np.exp(weights, out=weights)
+        exponents *= 1 / max(temperature, _COLDEST)
+    return _exponentials(exponents)
+
+
+def _exponentials(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return e^x for x <= 0 to within a unit in the last place; 0 below -708.
+
+    x = n ln 2 + r, so e^x = 2^n e^r. NumPy's own differs between instruction sets.
+    """
+    inside = np.maximum(x, _LOWEST)
+    shifted = inside * _LOG2_E + _ROUND
+    n = shifted - _ROUND
+    r = (inside - n * _LN2_HIGH) - n * _LN2_LOW
+    first, *others = _POLYNOMIAL
+    p = r * first
+    for coefficient in others[:-1]:
+        p += coefficient
+        p *= r
+    p += others[-1]
+    p *= r * r
+    p += r
+    p += 1.0
+    p.view(np.int64)[:] += shifted.view(np.int64) << 52
+    p[x < _LOWEST] = 0.0
+    return p
+
+
+def _sum(weights: NDArray[np.float64]) -> float:
+    """Add up a segment: each lane in order, then the lanes in order."""
+    lanes = np.zeros((-(-len(weights) // _LANES), _LANES))
+    lanes.reshape(-1)[: len(weights)] = weights
+    return float(np.cumsum(np.add.reduce(lanes, axis=0))[-1])
 
 
 def _running_sums(values: Floats, top: float, temperature: float) -> NDArray[np.float64]:
     """Return the weights' sum up to the end of each segment, merged left to right: (segments,)."""
     sums = [
-        np.add.reduce(_weights(values[start : start + SEGMENT], top, temperature))
+        _sum(_weights(values[start : start + SEGMENT], top, temperature))
         for start in range(0, len(values), SEGMENT)
     ]
     return np.cumsum(sums, dtype=np.float64)

@@ -30,7 +30,9 @@ def place_values(program: Program, max_rows: int, head_rows: int) -> dict[str, F
         for index, op in enumerate(operations)
         for value in (*op.inputs, *op.outputs)
     }
-    last_use[roots[program.operations[-1].inputs[0].name]] = len(operations)
+    kept = [program.operations[-1].inputs[0]]
+    kept += [op.inputs[0] for op in operations if isinstance(op, ops.SelectRows)]  # read repeatedly
+    last_use.update((roots[value.name], len(operations)) for value in kept)
     values: dict[str, Floats] = {}
     free: list[Floats] = []
     rows = max_rows

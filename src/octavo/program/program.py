@@ -77,6 +77,11 @@ class Program:
         """`SelectRows` and what runs on the rows that need logits; `Sample` is the last."""
         return self.operations[self._select :]
 
+    @property
+    def state(self) -> str:
+        """Name of the final state of the selected rows: what the vocabulary's product reads."""
+        return self.operations[-2].inputs[0].name
+
     @cached_property
     def _select(self) -> int:
         return next(i for i, op in enumerate(self.operations) if isinstance(op, SelectRows))

@@ -179,12 +179,19 @@ async def watch(receive: Receive, on_disconnect: Callable[[], None]) -> None:
 
 async def answer_whole(reply: Reply, receive: Receive) -> Json:
     """Return the whole reply; a client that goes away ends it with ClientGoneError."""
-    watching = asyncio.create_task(watch(receive, reply.close))
-    try:
+    async with ending_with(receive, reply.close):
         return await reply.whole()
+
+
+@contextlib.asynccontextmanager
+async def ending_with(receive: Receive, close: Callable[[], None]) -> AsyncIterator[None]:
+    """Call `close` when the client goes away, and at the end."""
+    watching = asyncio.create_task(watch(receive, close))
+    try:
+        yield
     finally:
         watching.cancel()
-        reply.close()
+        close()
 
 
 class EventStream(Response):

@@ -16,11 +16,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from octavo.errors import OctavoError
 from octavo.server import failures
 from octavo.server.answering import ClientGoneError
+from octavo.server.embeddings import Embeddings
 from octavo.server.gate import Gate
 from octavo.server.generation import Generation
 from octavo.server.keys import read_keys
@@ -28,12 +29,14 @@ from octavo.server.service import Service
 from octavo.server.state import State
 from octavo.server.texts import Texts
 
+STREAMED = ("application/json", "text/event-stream")
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """One line of the table. scope: what a key must allow; None is open to all.
 
-    is_quiet: asked all the time, and not logged.
+    is_quiet: asked all the time, and not logged. media: content types of a good reply.
     """
 
     method: str
@@ -41,21 +44,24 @@ class Route:
     handler: Callable[..., Any]
     scope: str | None = "inference"
     is_quiet: bool = False
+    media: tuple[str, ...] = ("application/json",)
 
 
 def routes(service: Service) -> list[Route]:
     """Return the table."""
     generation, texts, state = Generation(service), Texts(service), State(service)
     return [
-        Route("POST", "/v1/completions", generation.completions),
-        Route("POST", "/v1/chat/completions", generation.chat),
+        Route("POST", "/v1/completions", generation.completions, media=STREAMED),
+        Route("POST", "/v1/chat/completions", generation.chat, media=STREAMED),
+        Route("POST", "/v1/embeddings", Embeddings(service).embeddings),
         Route("GET", "/v1/models", state.models, "read"),
         Route("GET", "/v1/models/{name:path}", state.model, "read"),
         Route("POST", "/tokenize", texts.tokenize),
         Route("POST", "/detokenize", texts.detokenize),
         Route("POST", "/apply-template", texts.apply_template),
+        Route("GET", "/tokenizer_info", texts.tokenizer_info, "read"),
         Route("GET", "/version", state.version, "read"),
-        Route("GET", "/metrics", state.metrics, "read", is_quiet=True),
+        Route("GET", "/metrics", state.metrics, "read", is_quiet=True, media=("text/plain",)),
         Route("GET", "/load", state.load, "read", is_quiet=True),
         Route("GET", "/health", state.readyz, None, is_quiet=True),
         Route("GET", "/livez", state.livez, None, is_quiet=True),
@@ -73,7 +79,14 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     for route in table:
-        app.add_api_route(route.path, route.handler, methods=[route.method], response_model=None)
+        app.add_api_route(
+            route.path,
+            route.handler,
+            methods=[route.method],
+            response_model=None,
+            response_class=_RESPONSES[route.media[0]],
+            responses=_replies(route),
+        )
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(OctavoError, _on_error)
@@ -94,6 +107,19 @@ def create_app(service: Service) -> FastAPI:
             expose_headers=["x-request-id", "x-octavo-ignored", "retry-after"],
         )
     return app
+
+
+# What FastAPI documents as the reply's type; the routes return responses of their own.
+_RESPONSES = {"application/json": JSONResponse, "text/plain": PlainTextResponse}
+
+
+def _replies(route: Route) -> dict[int | str, dict[str, Any]]:
+    """Return what the OpenAPI page tells of a route's replies: their types, and every error."""
+    error = {"description": "Error", "content": {"application/json": {"schema": failures.SCHEMA}}}
+    return {
+        200: {"content": {media: {} for media in route.media}},
+        **dict.fromkeys(("4XX", 503, 504), error),
+    }
 
 
 def _scopes(table: list[Route]) -> Callable[[str], str | None]:

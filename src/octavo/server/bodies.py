@@ -8,7 +8,7 @@ Invariant: a field that is not declared here is reported as ignored, never half-
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +16,7 @@ from octavo.errors import BadRequestError, InvalidParameterError
 from octavo.request import SamplingParams, StructuredOutputs
 
 Messages = list[dict[str, Any]]
+MAX_INPUTS = 2048  # as OpenAI allows
 
 
 class Body(BaseModel):
@@ -151,17 +152,29 @@ def _bias(given: Mapping[str, float]) -> dict[int, float]:
     bias = {}
     for name, value in given.items():
         if not name.strip().lstrip("-").isdecimal() or len(name) > 20:
-            raise InvalidParameterError("logit_bias", name, "a mapping from token ids to numbers")
+            raise InvalidParameterError(
+                "logit_bias", name, "a mapping from token ids (from 0 up) to numbers"
+            )
         bias[int(name)] = value
     return bias
+
+
+Prompts = str | list[int] | list[str | list[int]]
+
+
+def listed(given: Prompts, field: str) -> list[str | list[int]]:
+    """Return the texts or lists of ids that were given, of which there must be at least one."""
+    is_single = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
+    prompts: list[Any] = [given] if is_single else list(given)
+    if not prompts:
+        raise BadRequestError(f"{field} is empty. Give a text or at least one token id.")
+    return prompts
 
 
 class CompletionBody(SamplingFields):
     """A request to /v1/completions."""
 
-    prompt: str | list[int] | list[str | list[int]] = Field(
-        description="A text, token ids, or a list of either."
-    )
+    prompt: Prompts = Field(description="A text, token ids, or a list of either.")
     echo: bool | None = Field(False, description="Begin the answer with the prompt.")
     logprobs: int | None = Field(None, description="Likeliest tokens to tell per position.")
     suffix: str | None = Field(None, description="Not supported.")
@@ -169,11 +182,7 @@ class CompletionBody(SamplingFields):
 
     def prompts(self, max_prompts: int) -> list[str | list[int]]:
         """Return each prompt; raises where there are none or too many."""
-        given = self.prompt
-        is_single = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
-        prompts: list[Any] = [given] if is_single else list(given)
-        if not prompts:
-            raise BadRequestError("prompt is empty. Give a text or at least one token id.")
+        prompts = listed(self.prompt, "prompt")
         if len(prompts) > max_prompts:
             raise InvalidParameterError("prompt", len(prompts), f"at most {max_prompts} prompts")
         return prompts
@@ -237,12 +246,43 @@ class ChatBody(SamplingFields):
         )
 
 
+class EmbeddingBody(Body):
+    """A request to /v1/embeddings."""
+
+    model: str | None = Field(None, description="By default the served model.")
+    input: Prompts = Field(description="A text, token ids, or a list of either.")
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="Numbers, or little-endian float32 as base64."
+    )
+    dimensions: int | None = Field(
+        None, description="Keep so many of the first numbers, normalised again."
+    )
+    normalize: bool = Field(True, description="Scale each vector to length 1.")
+    pooling: Literal["mean", "last"] | None = Field(
+        None, description="Of the states of a text's tokens; by default as the server was started."
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None, description="Keep only so many of each input's last tokens."
+    )
+    priority: int = Field(0, description="Lower is earlier, with --scheduling-policy priority.")
+    cache_salt: str | None = Field(None, description="Share blocks only with the same salt.")
+    timeout: float | None = Field(None, description="Deadline in seconds.", gt=0)
+    user: str | None = Field(None, description="Has no effect.")
+
+    def inputs(self) -> list[str | list[int]]:
+        """Return each input; raises where there are none or too many."""
+        found = listed(self.input, "input")
+        if len(found) > MAX_INPUTS:
+            raise InvalidParameterError("input", len(found), f"at most {MAX_INPUTS} inputs")
+        return found
+
+
 class TokenizeBody(Body):
     """A request to /tokenize: a prompt, or messages."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: Messages | None = None
+    messages: Messages | None = Field(None, min_length=1)
     add_special_tokens: bool = Field(True, description="Begin a prompt with BOS.")
     return_token_strs: bool | None = Field(False, description="Tell each token's text.")
     tools: list[dict[str, Any]] | None = None

@@ -39,6 +39,25 @@ _TYPES = {
 }
 
 
+# The shape of every error, for the OpenAPI page.
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
 class JSONReply(Response):
     """A JSON document."""
 

@@ -45,9 +45,8 @@ class Generation:
         service.check_open()
         body.check()
         params = body.completion_params(service.client.face.sampling_defaults)
-        prompts = [
-            _prompt(prompt, body.cache_salt) for prompt in body.prompts(service.config.max_prompts)
-        ]
+        given = body.prompts(service.config.max_prompts)
+        prompts = [as_prompt(prompt, body.cache_salt) for prompt in given]
         reply_id = f"cmpl-{http.scope[REQUEST_ID]}"
         opened = await self._open_all(prompts, params, body, reply_id)
         ids = [r.stream.request.prompt_token_ids for r in opened]
@@ -86,7 +85,7 @@ class Generation:
         service.check_open()
         turn = await take_turn(service, body)
         reply_id = f"chatcmpl-{http.scope[REQUEST_ID]}"
-        prompt = _prompt(turn.token_ids, body.cache_salt)
+        prompt = as_prompt(turn.token_ids, body.cache_salt)
         opened = await self._open_all([prompt], turn.params, body, reply_id)
         shape = ChatShape(
             reply_id,
@@ -152,7 +151,8 @@ class Generation:
         )
 
 
-def _prompt(prompt: Any, salt: str | None) -> Any:
+def as_prompt(prompt: Any, salt: str | None) -> Any:
+    """Return a text or ids as a prompt of the engine."""
     made: dict[str, Any] = (
         {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
     )
@@ -167,7 +167,7 @@ def note_ignored(body: Body, http: HttpRequest, *, strict: bool) -> dict[str, st
     if not unknown:
         return {}
     shown = ", ".join(name[:60] for name in unknown[:20])
-    shown = shown.encode("ascii", "backslashreplace").decode().replace("\n", " ").replace("\r", " ")
+    shown = shown.encode("unicode_escape").decode()  # what headers and logs can hold
     if strict:
         raise BadRequestError(
             f"The request has unknown fields: {shown}. Leave them out, or start octavo without "

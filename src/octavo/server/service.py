@@ -15,9 +15,10 @@ from prometheus_client import CollectorRegistry
 
 from octavo.config import ServerConfig
 from octavo.engine import clock
-from octavo.engine.client import DeltaStream, EngineClient, EngineState
+from octavo.engine.client import EngineClient, EngineState
 from octavo.engine.intake import Prompt
 from octavo.engine.messages import Stepped
+from octavo.engine.streams import DeltaStream
 from octavo.errors import (
     DeadlineError,
     ModelNotFoundError,
@@ -26,7 +27,7 @@ from octavo.errors import (
     RetryLaterError,
     nearest,
 )
-from octavo.request import SamplingParams
+from octavo.request import Pooling, SamplingParams
 from octavo.server.admission import Admission
 from octavo.server.metrics import ServerMetrics
 
@@ -141,6 +142,7 @@ class Service:
         request_id: str,
         priority: int = 0,
         timeout: float | None = None,
+        pooling: Pooling | None = None,
     ) -> OpenRequest:
         """Queue a prompt; the caller closes what is returned. `timeout`: its deadline in seconds.
 
@@ -154,6 +156,7 @@ class Service:
                 params,
                 request_id=f"{request_id}-{next(self._serial)}",
                 priority=priority,
+                pooling=pooling,
             )
             ticket.add_tokens(len(request.prompt_token_ids))
             stream = await self.client.generate(request)

@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo.errors import BadRequestError, InvalidParameterError
+from octavo.request import is_text
 from octavo.server.bodies import DetokenizeBody, TemplateBody, TokenizeBody, template_options
 from octavo.server.failures import JSONReply
 from octavo.server.generation import note_ignored
@@ -19,7 +20,7 @@ from octavo.weights.tokenizer import Tokenizer
 
 
 class Texts:
-    """Handlers of /tokenize, /detokenize and /apply-template."""
+    """Handlers of /tokenize, /detokenize, /tokenizer_info and /apply-template."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -64,7 +65,25 @@ class Texts:
         prompt = chat.render(
             with_instructions(self._service, body.messages, tools), tools=tools, **options
         )
+        if not is_text(prompt):
+            raise BadRequestError("The prompt would not be valid Unicode: a lone surrogate.")
         return JSONReply({"prompt": prompt}, headers=headers)
+
+    async def tokenizer_info(self) -> Response:
+        """Tell the special tokens and the chat template, for programs that make prompts."""
+        tokenizer, face = self._tokenizer, self._service.client.face
+        return JSONReply(
+            {
+                "bos_token": tokenizer.bos_token or None,
+                "eos_token": tokenizer.eos_token or None,
+                "bos_token_id": tokenizer.bos_id,
+                "eos_token_id": tokenizer.eos_ids[0] if tokenizer.eos_ids else None,
+                "add_bos_token": tokenizer.add_bos,
+                "vocab_size": tokenizer.vocab_size,
+                "model_max_length": self._service.client.intake.max_model_len,
+                "chat_template": face.chat.source(),
+            }
+        )
 
     def _check(
         self, body: TokenizeBody | DetokenizeBody | TemplateBody, http: HttpRequest
