@@ -213,8 +213,7 @@ def plan(
         trace_length_scale=trace_length_scale,
         trace_limit=trace_limit,
     )
-    config = EngineConfig.from_dict({"model": model, **engine})
-    run_plan(config, machine, memory_gib, asked, as_json=as_json)
+    run_plan({"model": model, **engine}, machine, memory_gib, asked, as_json=as_json)
 
 
 @app.command(cls=Command)

@@ -93,15 +93,19 @@ def choose_machine(name: str | None, memory_gib: float | None) -> Machine:
 
 
 def run_plan(
-    config: EngineConfig,
+    settings: dict[str, Any],
     machine: str | None,
     memory_gib: float | None,
     asked: Asked,
     *,
     as_json: bool,
 ) -> None:
-    """Print a plan, or the simulation of a trace if there is one."""
+    """Print a plan, or the simulation of a trace if there is one.
+
+    settings: of the engine. machine: its name, or None for this one.
+    """
     asked.check()
+    config = EngineConfig.from_dict(settings)
     where, subject = choose_machine(machine, memory_gib), read_subject(config.model)
     if asked.trace is not None:
         _run_simulation(config, where, subject, asked.trace, asked, as_json=as_json)

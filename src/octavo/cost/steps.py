@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from octavo.cost.accounting import OperationCost, PreparedProgram, account
 from octavo.cost.hardware import Machine
-from octavo.cost.roofline import operation_time
+from octavo.cost.roofline import memory_seconds, operation_time
 from octavo.program.ops import Attention, Traffic
 from octavo.program.program import Chunk
 
@@ -31,7 +31,7 @@ class StepTimes:
         body = prepared.program.body
         # Layers whose attention is alike are priced once.
         alike = Counter(_anonymous(op) for op in body if isinstance(op, Attention))
-        self._attention = tuple(alike.items())
+        self._attention = [_Attention(op, n, prepared, machine) for op, n in alike.items()]
         self._body = _Linear(prepared, machine, head=False)
         self._head = _Linear(prepared, machine, head=True)
         self._rows_seconds = lru_cache(maxsize=1 << 16)(self._price_rows)
@@ -41,10 +41,9 @@ class StepTimes:
 
         rows, contexts: (chunks,), tokens computed and positions seen by the last of them.
         """
-        linear = self._rows_seconds(int(rows.sum()), logit_rows)
-        return linear + sum(
-            count * self._attention_time(op, rows, contexts) for op, count in self._attention
-        )
+        num_rows = int(rows.sum())
+        attention = sum(op.seconds(rows, contexts, num_rows) for op in self._attention)
+        return self._rows_seconds(num_rows, logit_rows) + attention
 
     def of_chunks(self, chunks: list[Chunk], logit_rows: int) -> float:
         """Return the time of a step of `chunks`."""
@@ -56,24 +55,42 @@ class StepTimes:
         head = self._head.seconds(logit_rows) if logit_rows else 0.0
         return self.machine.step_overhead + self._body.seconds(num_rows) + head
 
-    def _attention_time(self, op: Attention, rows: Counts, contexts: Counts) -> float:
-        sizes, machine = self.prepared.sizes, self.machine
-        num_rows = int(rows.sum())
-        if op.window is None:  # rows see all positions before them: an arithmetic series
+
+class _Attention:
+    """Layers whose attention is alike: a time for each pair seen, position read and row."""
+
+    def __init__(
+        self, op: Attention, count: int, prepared: PreparedProgram, machine: Machine
+    ) -> None:
+        self._window = None if op.window is None else np.int64(op.window)
+        self._count = count
+        self._overhead = machine.efficiency.overhead
+        sizes, form = prepared.sizes, prepared.form_of(op)
+        row = Traffic(activations=2 * op.heads * op.head_dim * sizes.activation)
+        position = Traffic(kv_read=2 * op.kv_heads * op.head_dim * sizes.kv)
+        # One row that sees one position is one pair.
+        pair = OperationCost(op, form, op.flops(1, 1), position)
+        time = operation_time(pair, machine)
+        self._pair, self._position = time.compute, time.memory
+        self._row = memory_seconds(row, machine)
+
+    def seconds(self, rows: Counts, contexts: Counts, num_rows: int) -> float:
+        """Return the time of all these layers."""
+        pairs, positions = self._count_seen(rows, contexts, num_rows)
+        memory = num_rows * self._row + positions * self._position
+        return self._count * (max(pairs * self._pair, memory) + self._overhead)
+
+    def _count_seen(self, rows: Counts, contexts: Counts, num_rows: int) -> tuple[int, int]:
+        """Return the pairs of a row and a position that it sees, and the positions read."""
+        window = self._window
+        if num_rows == len(rows):  # every chunk is one token
+            seen = contexts if window is None else np.minimum(contexts, window)
+            return (total := int(seen.sum())), total
+        if window is None:  # rows see all positions before them: an arithmetic series
             pairs = int(rows @ contexts) - (int(rows @ rows) - num_rows) // 2
-            positions = int(contexts.sum())
-        else:
-            window = np.int64(op.window)
-            pairs = int(_seen(rows, contexts, window).sum())
-            positions = int(np.minimum(contexts, window + rows - 1).sum())
-        traffic = Traffic(
-            activations=num_rows * 2 * op.heads * op.head_dim * sizes.activation,
-            kv_read=positions * 2 * op.kv_heads * op.head_dim * sizes.kv,
-        )
-        flops = pairs * op.heads * (4 * op.head_dim + 4)
-        return operation_time(
-            OperationCost(op, self.prepared.form_of(op), flops, traffic), machine
-        ).seconds
+            return pairs, int(contexts.sum())
+        positions = np.minimum(contexts, window + rows - 1)
+        return int(_seen(rows, contexts, window).sum()), int(positions.sum())
 
 
 class _Linear:
