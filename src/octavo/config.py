@@ -53,6 +53,11 @@ class EngineConfig(_Settings):
     num_threads: int | None = _setting(
         None, "Threads of the CPU executor; by default as many as CPUs are allowed.", minimum=1
     )
+    weight_scales: Literal["group", "channel"] = _setting(
+        "group",
+        "Scales of integer weights in the CPU executor: per group of 32, with activations of 8 "
+        "bits; or one per output, with activations of 16: nearer to the reference, slower on AVX2.",
+    )
     quantization: Literal["none", "int8", "int4"] = _setting(
         "none",
         "What the CPU executor makes of float weights while loading; the table and the head keep 8 "

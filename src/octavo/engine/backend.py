@@ -18,7 +18,7 @@ from octavo.engine.resolve import CacheSettings
 from octavo.errors import SettingError, UnsupportedModelError
 from octavo.executors.cpu import CPUExecutor, check_supported
 from octavo.executors.executor import Executor
-from octavo.executors.packing import FLOAT_TYPES, formats_of, scales_for
+from octavo.executors.packing import FLOAT_TYPES, Scales, formats_of
 from octavo.executors.preparing import weight_bytes
 from octavo.executors.quantization import Quantization
 from octavo.executors.reference import ReferenceExecutor
@@ -39,15 +39,14 @@ class Backend:
     dtype: type[np.floating]
     reason: str = ""
     quantization: Quantization | None = None
+    scales: Scales = "group"
 
     def weight_bytes(self, program: Program, weights: WeightReader) -> int:
         """Return what the weights take in memory once they are loaded."""
         if self.instruction_set is None:
             item = np.dtype(self.dtype).itemsize
             return item * sum(map(math.prod, program.parameters.values()))
-        formats = formats_of(
-            program, weights.dtype, scales_for(self.instruction_set), self.quantization
-        )
+        formats = formats_of(program, weights.dtype, self.scales, self.quantization)
         return sum(weight_bytes(program, formats).values())
 
     def build(
@@ -84,6 +83,7 @@ class Backend:
             instruction_set=self.instruction_set,
             num_threads=self.num_threads,
             quantization=self.quantization,
+            scales=self.scales,
             weights_digest=weights_digest,
             clock=clock,
         )
@@ -104,6 +104,7 @@ def choose_backend(config: EngineConfig, program: Program) -> Backend:
         config.num_threads or available_cpus(),
         np.float32,
         quantization=None if config.quantization == "none" else config.quantization,
+        scales=config.weight_scales,
     )
 
 
@@ -148,6 +149,7 @@ def _check_reference(config: EngineConfig) -> None:
         ("instruction_set", "auto"),
         ("num_threads", None),
         ("quantization", "none"),
+        ("weight_scales", "group"),
     ):
         if getattr(config, name) != neutral:
             raise SettingError(

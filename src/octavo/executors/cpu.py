@@ -30,7 +30,6 @@ from octavo.executors.packing import (
     Scales,
     formats_of,
     pack,
-    scales_for,
 )
 from octavo.executors.pages import ELEMENT_BYTES, KVType, Seal, bytes_per_token
 from octavo.executors.quantization import Losses, Quantization
@@ -74,8 +73,8 @@ class CPUExecutor:
 
     instruction_set: one of `library.instruction_sets()`; it decides the bits. num_threads: how many
     compute. max_rows: most tokens per step. max_positions: most positions of a sequence. scales: of
-    packed integer weights; by default those that are faster. quantization: what matrices of floats
-    become. `notes` says what that cost.
+    packed integer weights. quantization: what matrices of floats become; `notes` says what that
+    cost.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class CPUExecutor:
         instruction_set: str,
         num_threads: int,
         clock: Callable[[], float],
-        scales: Scales | None = None,
+        scales: Scales = "group",
         quantization: Quantization | None = None,
         weights_digest: str = "",
     ) -> None:
@@ -108,7 +107,6 @@ class CPUExecutor:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.program = fuse(program)
-        scales = scales or scales_for(instruction_set)
         parts = ["cpu", instruction_set, platform.machine(), f"kv-{kv_dtype}", f"{scales}-scales"]
         parts += [quantization] if quantization else []
         parts += [f"program-{self.program.digest}", f"weights-{weights_digest}"]

@@ -43,11 +43,6 @@ class PackedMatrix:
         return self.panels.size / (self.outputs * self.inputs)
 
 
-def scales_for(instruction_set: str) -> Scales:
-    """Return the scales that are faster: tiles multiply long integer sums, and floats slowly."""
-    return "channel" if instruction_set == "amx" else "group"
-
-
 def formats_of(
     program: Program,
     dtype_of: Callable[[str], str],

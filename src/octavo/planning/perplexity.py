@@ -28,7 +28,10 @@ Window = list[int]
 OnProgress = Callable[[int, int], None]
 
 # Executors that can be compared, and the settings that only this one takes.
-_OWN_SETTINGS = {"cpu": ("instruction_set", "num_threads", "quantization"), "reference": ("dtype",)}
+_OWN_SETTINGS = {
+    "cpu": ("instruction_set", "num_threads", "quantization", "weight_scales"),
+    "reference": ("dtype",),
+}
 _MIN_COUNTED = 2
 
 

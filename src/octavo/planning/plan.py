@@ -14,7 +14,6 @@ from octavo.cost.accounting import PreparedProgram
 from octavo.cost.hardware import Machine
 from octavo.cost.steps import StepTimes
 from octavo.errors import InvalidParameterError, SettingError
-from octavo.executors.packing import scales_for
 from octavo.planning.capacity import (
     BlockSizeRow,
     Capacity,
@@ -110,7 +109,7 @@ def prepared_for(subject: Subject, machine: Machine, config: EngineConfig) -> Pr
             "are quantised already. Leave it out."
         )
     return subject.prepared(
-        scales_for(machine.instruction_set or "amx"),
+        config.weight_scales,
         quantization=chosen,
         kv_element=kv_element(config, subject.program),
     )

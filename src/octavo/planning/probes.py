@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from octavo.executors.packing import HugePages, scales_for
+from octavo.executors.packing import HugePages
 
 FORMATS = ("bf16", "int8", "int4", "int8_group", "int4_group")
 # Bytes of weights that a probe of the bandwidth reads: caches of a core, of all, and none.
@@ -58,8 +58,7 @@ class Prober:
 
         They have 8 bits, whose products are fast enough to wait for memory.
         """
-        form = "int8" if scales_for(instruction_set) == "channel" else "int8_group"
-        probe = product(self.library, instruction_set, threads, form, 1, num_bytes)
+        probe = product(self.library, instruction_set, threads, "int8_group", 1, num_bytes)
         return probe.num_bytes / self.best(probe)
 
     def product_rate(self, instruction_set: str, threads: int, form: str) -> float:
