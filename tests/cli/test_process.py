@@ -19,6 +19,9 @@ ENDLESS = [
     "--model",
     str(TINY),
     *SMALL,
+    # Slow enough to be interrupted amid its answer.
+    "--executor",
+    "reference",
     "--temperature",
     "1",
 ]

