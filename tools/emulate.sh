@@ -9,7 +9,7 @@ python=${1:-python3}
 [ $# -eq 0 ] || shift
 # Left out by default, since emulated rows take long: thousands of them, by more threads than there are processors.
 [ $# -gt 0 ] || set -- -n 2 tests/executors/test_cpu*.py \
-    -k "not any_number_of_threads and not random_families and not other_python_threads"
+    -k "not any_number_of_threads and not random_families and not shared_beginning and not other_python_threads"
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
