@@ -9,10 +9,11 @@ set -eu
 
 python=${1:-python3}
 [ $# -eq 0 ] || shift
-# Left out by default: more of the same random batches, and a test of timing between Python's threads.
+# Left out by default: thousands of emulated rows, and a test of timing between Python's threads.
 [ $# -gt 0 ] || set -- tests/executors/test_cpu*.py tests/executors/test_packing.py \
     tests/executors/test_native_sampling.py \
-    -k "not (random_batches and (1 or 2 or 3)) and not other_python_threads"
+    -k "not any_number_of_threads and not random_families and not shared_beginning
+        and not (random_batches and (1 or 2 or 3)) and not other_python_threads"
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -61,20 +61,32 @@ EMULATED __m512 cvtph_ps(__m256i a) {
 }
 
 // What is left beyond a whole number: only rounding to minus infinity, with no bits behind the point kept.
+EMULATED __m256 reduce_half(__m256 a) {
+    const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+    const __m256 is_infinite = _mm256_cmp_ps(magnitude, _mm256_set1_ps(INFINITY), _CMP_EQ_OQ);
+    return _mm256_andnot_ps(is_infinite, _mm256_sub_ps(a, _mm256_floor_ps(a)));
+}
 template <int mode>
-EMULATED __m512 reduce_ps(__m512 a) {
+EMULATED __m512 reduce_ps(Floats a) {
     static_assert(mode == (_MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
-    for (int i = 0; i < 16; ++i) a[i] = std::isinf(a[i]) ? 0.0f : a[i] - std::floor(a[i]);
-    return a;
+    return Floats(reduce_half(a.low), reduce_half(a.high));
 }
 
 // a * 2^floor(b), rounded once: in double a product with a power of two is exact.
+EMULATED float scale_by(float a, float b) {
+    if (b != b || (std::fabs(b) == INFINITY && (b > 0 ? a == 0 : std::fabs(a) == INFINITY))) return NAN;
+    // Further no float would stay one.
+    const float n = std::floor(b < -300 ? -300.0f : b > 300 ? 300.0f : b);
+    const uint64_t bits = uint64_t(int64_t(n) + 1023) << 52;
+    double power;
+    std::memcpy(&power, &bits, sizeof power);
+    return float(double(a) * power);
+}
 EMULATED __m512 scalef_ps(__m512 a, __m512 b) {
-    for (int i = 0; i < 16; ++i) {
-        const bool is_invalid = std::isinf(b[i]) && (b[i] > 0 ? a[i] == 0 : std::isinf(a[i]));
-        const float n = std::floor(b[i]), bound = n < -300 ? -300.0f : n > 300 ? 300.0f : n;  // NaN stays
-        a[i] = is_invalid || std::isnan(n) ? NAN : float(double(a[i]) * std::ldexp(1.0, int(bound)));
-    }
+    float x[16], y[16];
+    std::memcpy(x, &a, sizeof x), std::memcpy(y, &b, sizeof y);
+    for (int i = 0; i < 16; ++i) x[i] = scale_by(x[i], y[i]);
+    std::memcpy(&a, x, sizeof x);
     return a;
 }
 

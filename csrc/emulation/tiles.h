@@ -121,18 +121,24 @@ inline TileFloats flushed(TileFloats x) {
     return (TileFloats)((bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits);
 }
 
+// sums + x * y, rounded once.
+inline TileFloats add_flushed(TileFloats sum, uint32_t x, TileFloats y) {
+    const TileFloats lanes = flushed((TileFloats)(x - TileWords{}));
+    return flushed((TileFloats)_mm512_fmadd_ps((__m512)lanes, (__m512)y, (__m512)sum));
+}
+
 template <int sums, int a, int b>
 void add_bf16() {
-    for_rows<sums, a, b, TileFloats>([](TileFloats sum, const uint32_t* words, int depth, const SoftwareTile& second) {
+    TileFloats first[16], second[16];  // of b's pairs
+    for (int k = 0; k < 16; ++k) {
+        const TileWords pairs = tile_row<TileWords>(usable_tile(b), k);
+        first[k] = flushed((TileFloats)(pairs << 16)), second[k] = flushed((TileFloats)(pairs & 0xffff0000u));
+    }
+    for_rows<sums, a, b, TileFloats>([&](TileFloats sum, const uint32_t* words, int depth, const SoftwareTile&) {
         TileFloats of_first{}, of_second{};
         for (int k = 0; k < depth; ++k) {
-            const TileWords pairs = tile_row<TileWords>(second, k), pair = words[k] - TileWords{};
-            auto add = [](TileFloats& to, TileWords x, TileWords y) {
-                to = flushed((TileFloats)_mm512_fmadd_ps((__m512)flushed((TileFloats)x), (__m512)flushed((TileFloats)y),
-                                                         (__m512)to));
-            };
-            add(of_first, pair << 16, pairs << 16);
-            add(of_second, pair & 0xffff0000u, pairs & 0xffff0000u);
+            of_first = add_flushed(of_first, words[k] << 16, first[k]);
+            of_second = add_flushed(of_second, words[k] & 0xffff0000u, second[k]);
         }
         return flushed(flushed(sum) + flushed(of_first + of_second));
     });
