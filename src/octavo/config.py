@@ -87,6 +87,13 @@ class EngineConfig(_Settings):
     long_prefill_token_threshold: int | None = _setting(
         None, "Longest part of one prompt in a step; by default the whole step.", minimum=1
     )
+    target_itl_ms: float | None = _setting(
+        None,
+        "Longest time between two tokens of a stream in milliseconds, as far as prompts can give "
+        "way: beside streams so much of a prompt is computed per step as is predicted to fit. By "
+        "default the whole step, which takes prompts in soonest.",
+        minimum=0.001,
+    )
     enable_prefix_caching: bool = _setting(True, "Share blocks between equal beginnings.")
     scheduling_policy: Literal["fcfs", "priority"] = _setting(
         "fcfs", "Order of requests: by arrival, or by priority first."

@@ -77,7 +77,7 @@ def test_client_gives_what_the_engine_gives(kind: type[ClientBase]) -> None:
             assert list(found) == expected
             assert client.status.is_ready
             assert client.stats().num_running == 0
-            assert client.tokens_per_second > 0
+            assert client.stats().outlook.chunk_tokens > 0
 
     asyncio.run(main())
 

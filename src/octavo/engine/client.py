@@ -104,11 +104,6 @@ class EngineClient(Protocol):
         """How often an engine was started in place of one that ended."""
         ...
 
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens that the engine has computed per second of work; None before it has worked."""
-        ...
-
     async def start(self) -> None:
         """Wait until the engine takes requests; raises why it cannot."""
         ...
@@ -171,7 +166,6 @@ class ClientBase:
         self._requests = OpenRequests()
         self._last_beat = 0.0
         self._last_step_seconds = 0.0
-        self._busy_seconds = 0.0
         self._observers: list[Observer] = []
 
     @property
@@ -193,13 +187,6 @@ class ClientBase:
     def observe(self, observer: Observer) -> None:
         """See `EngineClient`."""
         self._observers.append(observer)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """See `EngineClient`."""
-        if self._stats is None or not self._busy_seconds:
-            return None
-        return self._stats.num_computed_tokens / self._busy_seconds or None
 
     async def prepare(
         self,
@@ -301,7 +288,6 @@ class ClientBase:
         match event:
             case Stepped():
                 self._last_step_seconds = event.seconds
-                self._busy_seconds += event.seconds
                 self._stats = event.stats or self._stats
                 self._tell(event)
                 self._requests.take_step(event)
@@ -325,7 +311,6 @@ class ClientBase:
     def _become_ready(self, ready: Ready) -> None:
         self._ready = ready
         self._stats = ready.stats
-        self._busy_seconds = 0.0
         self._state, self._reason = EngineState.READY, ""
         self._intake = Intake(
             tokenizer=self.face.tokenizer,
