@@ -161,7 +161,10 @@ class ServerConfig(_Settings):
         30.0, "How long running requests may go on after SIGTERM.", minimum=0
     )
     step_timeout: float = _setting(
-        10.0, "Silence of a working engine after which it is replaced.", minimum=0
+        10.0,
+        "Silence of a working engine after which it is replaced; 5 times what the step is predicted "
+        "to take, or the last one took, where that is longer.",
+        minimum=0,
     )
     max_body_bytes: int = _setting(16 << 20, "Largest body of a request.", minimum=1)
     pooling: Literal["mean", "last", "none"] = _setting(

@@ -24,6 +24,7 @@ from octavo.engine.messages import (
     Answered,
     Command,
     Event,
+    Expecting,
     Ready,
     ResetPrefixCache,
     Stepped,
@@ -166,6 +167,7 @@ class ClientBase:
         self._requests = OpenRequests()
         self._last_beat = 0.0
         self._last_step_seconds = 0.0
+        self._expected_seconds = 0.0  # of the step that runs, as predicted
         self._observers: list[Observer] = []
 
     @property
@@ -287,10 +289,12 @@ class ClientBase:
         self._last_beat = clock.monotonic()
         match event:
             case Stepped():
-                self._last_step_seconds = event.seconds
+                self._last_step_seconds, self._expected_seconds = event.seconds, 0.0
                 self._stats = event.stats or self._stats
                 self._tell(event)
                 self._requests.take_step(event)
+            case Expecting(seconds):
+                self._expected_seconds = seconds
             case Answered():
                 self._requests.take_answers(event)
             case Ready():

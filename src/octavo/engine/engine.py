@@ -35,6 +35,7 @@ from octavo.request import (
 )
 
 Clock = Callable[[], float]
+Announce = Callable[[float], None]
 # Seconds that a step with nothing to compute waits for a grammar or a mask.
 _IDLE_WAIT = 0.02
 
@@ -165,16 +166,17 @@ class Engine:
 
     # --- the step -------------------------------------------------------------------------------
 
-    def step(self) -> list[OutputDelta]:
+    def step(self, announce: Announce = lambda seconds: None) -> list[OutputDelta]:
         """Run one step and return what it added, in no promised order between requests.
 
+        announce: told before the step is computed how long it will take, where that is predicted.
         Without anything to compute it waits a moment for a grammar, if one is being worked at.
         """
         self._settle_grammars()
         held = self._constraints.held
         plan = self.scheduler.schedule(held)
         if plan.chunks:
-            self._run(plan)
+            self._run(plan, announce)
         elif held or self._compiling:
             self._constraints.wait([a.grammar for a in self._compiling if a.grammar], _IDLE_WAIT)
         deltas, self._pending = self._pending, []
@@ -208,12 +210,14 @@ class Engine:
             self._compiler.close()
         self.executor.close()
 
-    def _run(self, plan: StepPlan) -> None:
+    def _run(self, plan: StepPlan, announce: Announce) -> None:
         """Compute a plan. Whatever breaks it, each request in it hears so, and the others go on."""
         try:
             self._note_first_scheduled(plan)
             batch = self._build(plan, self._constraints.mask_of)
             price = self._price(plan, batch)
+            if price is not None:
+                announce(price.seconds)
             result = self.executor.submit(batch).result()
         except Exception as error:
             self._fail(plan, error)
