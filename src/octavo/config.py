@@ -162,8 +162,8 @@ class ServerConfig(_Settings):
     )
     step_timeout: float = _setting(
         10.0,
-        "Silence of a working engine after which it is replaced; 5 times what the step is predicted "
-        "to take, or the last one took, where that is longer.",
+        "Silence of a working engine after which it is replaced; or 5 times what the step is "
+        "predicted to take, or the last one took, where that is longer.",
         minimum=0,
     )
     max_body_bytes: int = _setting(16 << 20, "Largest body of a request.", minimum=1)

@@ -76,11 +76,11 @@ class StepPredictor:
     def __init__(self, prepared: PreparedProgram, machine: Machine) -> None:
         self.prepared = prepared
         self.machine = machine
-        self._times = StepTimes(prepared, machine)
+        self.times = StepTimes(prepared, machine)
         limits = replace(machine, efficiency=Efficiency(1.0, 1.0, 0.0), step_overhead=0.0)
         self._limits = StepTimes(prepared, limits)
-        self._windows = [op.operation.window for op in self._times.attention]
-        self._totals = _Totals(prepared, self._times)
+        self._windows = [op.operation.window for op in self.times.attention]
+        self._totals = _Totals(prepared, self.times)
         self._decode, self._prompt = _Factor(), _Factor()
 
     # --- before a step --------------------------------------------------------------------------
@@ -92,11 +92,10 @@ class StepPredictor:
             sum(contexts) if window is None else sum([min(c, window) for c in contexts])
             for window in self._windows
         )
-        # The head reads its weights once: whom its rows belong to makes no difference.
+        if len(contexts) == len(chunks):
+            return self._price(len(contexts), logit_rows, counts, counts, None)
         decode_rows = min(logit_rows, len(contexts))
         found = self._price(len(contexts), decode_rows, counts, counts, None)
-        if len(contexts) == len(chunks):
-            return found
         for start, length in chunks:
             if length > 1:
                 found = self.extend(found, start, length, 0)
@@ -105,7 +104,7 @@ class StepPredictor:
     def extend(self, step: StepPrice, start: int, length: int, logit_rows: int) -> StepPrice:
         """Return the price of `step` with one more chunk; see `StepPrice.plus`."""
         context, pairs, positions = start + length, [], []
-        ops = self._times.attention
+        ops = self.times.attention
         for op, seen, read in zip(ops, step.pairs, step.positions, strict=True):
             pairs.append(seen + op.operation.seen(length, context))
             positions.append(read + op.read(length, context))
@@ -120,7 +119,7 @@ class StepPredictor:
     def _price(
         self, rows: int, logit_rows: int, pairs: Counts, positions: Counts, decodes: float | None
     ) -> StepPrice:
-        raw = _seconds(self._times, rows, logit_rows, pairs, positions) if rows else 0.0
+        raw = _seconds(self.times, rows, logit_rows, pairs, positions) if rows else 0.0
         decodes = raw if decodes is None else decodes
         seconds = decodes * self._decode.value + (raw - decodes) * self._prompt.value
         return StepPrice(self, rows, logit_rows, pairs, positions, raw, decodes, seconds)
@@ -157,9 +156,9 @@ class StepPredictor:
         )
 
     def _bound(self, step: StepPrice) -> Bound:
-        seconds = dict(self._times.rows_bounds(step.num_rows, step.logit_rows))
+        seconds = dict(self.times.rows_bounds(step.num_rows, step.logit_rows))
         for op, pairs, positions in zip(
-            self._times.attention, step.pairs, step.positions, strict=True
+            self.times.attention, step.pairs, step.positions, strict=True
         ):
             bound = op.bound(step.num_rows, pairs, positions)
             seconds[bound] += op.of_counts(step.num_rows, pairs, positions)
