@@ -46,6 +46,7 @@ def chunks_of(spans: Spans) -> list[Chunk]:
 
 
 @pytest.mark.parametrize("family", PREPARED)
+@settings(max_examples=40, deadline=None)
 @given(spans=spans_of, logit_rows=st.integers(0, 8))
 def test_a_price_is_the_predicted_time_of_its_chunks(
     family: str, spans: Spans, logit_rows: int
@@ -57,6 +58,7 @@ def test_a_price_is_the_predicted_time_of_its_chunks(
 
 
 @pytest.mark.parametrize("family", PREPARED)
+@settings(max_examples=40, deadline=None)
 @given(spans=spans_of)
 def test_a_step_put_together_chunk_by_chunk_costs_what_the_whole_does(
     family: str, spans: Spans
@@ -77,6 +79,7 @@ def test_a_step_put_together_chunk_by_chunk_costs_what_the_whole_does(
 
 
 @pytest.mark.parametrize("family", PREPARED)
+@settings(max_examples=40, deadline=None)
 @given(spans=spans_of, logit_rows=st.integers(0, 8))
 def test_an_account_adds_up_flops_and_bytes_of_all_operations(
     family: str, spans: Spans, logit_rows: int

@@ -191,14 +191,12 @@ class _Totals:
         self._body = _linear(prepared, head=False)
         self._head = _linear(prepared, head=True)
         sizes = prepared.sizes
-        self._attention = [
-            (
-                each.count * each.operation.flops(1, 1),
-                each.count * each.operation.traffic(sizes, 0, 1).total,
-                each.count * each.operation.traffic(sizes, 1, 0).total,
-            )
-            for each in times.attention
-        ]
+        self._attention = []  # of a pair, of a position, and of a row
+        for each in times.attention:
+            op, row = each.operation, each.operation.traffic(sizes, 1, 0).total
+            position = op.traffic(sizes, 1, 1).total - row
+            costs = (op.flops(1, 1), position, row)
+            self._attention.append(tuple(each.count * cost for cost in costs))
 
     def of(self, step: StepPrice) -> tuple[int, int]:
         """Return flops and bytes."""
