@@ -120,7 +120,7 @@ def test_predictions_come_near_to_what_is_measured_within_a_few_steps(slower: fl
 
 def test_prompts_and_decodes_are_corrected_apart() -> None:
     prices = predictor()
-    for _ in range(12):
+    for _ in range(40):
         alone, mixed = prices.price(DECODES, 8), prices.price([*DECODES, *PROMPT], 9)
         prices.observe(alone, alone.raw * 3)
         prices.observe(mixed, mixed.decodes * 3 + (mixed.raw - mixed.decodes) * 0.5)
@@ -129,13 +129,18 @@ def test_prompts_and_decodes_are_corrected_apart() -> None:
     assert found == pytest.approx(mixed.decodes * 3 + (mixed.raw - mixed.decodes) / 2, rel=0.05)
 
 
-def test_a_prompt_teaches_nothing_about_decodes() -> None:
+@pytest.mark.parametrize(("seen", "unseen"), [(PROMPT, DECODES), (DECODES, PROMPT)])
+def test_what_was_not_seen_is_as_far_off_as_what_was_until_it_is_seen(
+    seen: Spans, unseen: Spans
+) -> None:
     prices = predictor()
-    before = prices.price(DECODES, 8).seconds
-    prompt = prices.price(PROMPT, 1)
-    prices.observe(prompt, 2 * prompt.raw)
-    assert prices.price(DECODES, 8).seconds == before
-    assert prices.price(PROMPT, 1).seconds == pytest.approx(2 * prompt.raw)
+    first, second = prices.price(seen, 1), prices.price(unseen, 1)
+    prices.observe(first, 1.5 * first.raw)
+    assert prices.price(unseen, 1).seconds == pytest.approx(1.5 * second.raw)
+    prices.observe(second, second.raw)
+    prices.observe(first, 1.5 * first.raw)
+    assert prices.price(seen, 1).seconds == pytest.approx(1.5 * first.raw)
+    assert prices.price(unseen, 1).seconds == pytest.approx(second.raw)
 
 
 def test_one_disturbed_step_hardly_moves_what_many_agree_on() -> None:

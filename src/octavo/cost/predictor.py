@@ -130,16 +130,18 @@ class StepPredictor:
         """Learn from a step that took `measured` seconds; 0, which no clock saw, says nothing.
 
         Steps without prompts teach what those cost; the others what prompts add to them, the less
-        the smaller their share.
+        the smaller their share. What has not been seen yet is as far off as the other.
         """
         if measured <= 0 or step.raw <= 0:
             return
         if step.raw == step.decodes:
             self._decode.move(measured / (step.raw * self._decode.value))
+            self._prompt.follow(self._decode)
             return
         added = (step.raw - step.decodes) * self._prompt.value
         decodes = step.decodes * self._decode.value
         self._prompt.move((measured - decodes) / added, weight=added / (added + decodes))
+        self._decode.follow(self._prompt)
 
     def account(self, step: StepPrice, measured: float) -> StepAccount:
         """Return what a step did in `measured` seconds."""
@@ -182,6 +184,11 @@ class _Factor:
         gain = weight * max(MIN_GAIN, 1 / (1 + self._num_observed))
         self._num_observed += weight * (jump == ratio)
         self.value = min(MAX_FACTOR, max(1 / MAX_FACTOR, self.value * math.pow(jump, gain)))
+
+    def follow(self, other: "_Factor") -> None:
+        """Take another's value, unless something of one's own has been seen."""
+        if not self._num_observed:
+            self.value = other.value
 
 
 class _Totals:
