@@ -135,13 +135,13 @@ class StepPredictor:
         if measured <= 0 or step.raw <= 0:
             return
         if step.raw == step.decodes:
-            self._decode.move(measured / (step.raw * self._decode.value))
-            self._prompt.follow(self._decode)
+            moved = self._decode.move(measured / (step.raw * self._decode.value))
+            self._prompt.follow(moved)
             return
         added = (step.raw - step.decodes) * self._prompt.value
         decodes = step.decodes * self._decode.value
-        self._prompt.move((measured - decodes) / added, weight=added / (added + decodes))
-        self._decode.follow(self._prompt)
+        moved = self._prompt.move((measured - decodes) / added, weight=added / (added + decodes))
+        self._decode.follow(moved)
 
     def account(self, step: StepPrice, measured: float) -> StepAccount:
         """Return what a step did in `measured` seconds."""
@@ -174,8 +174,8 @@ class _Factor:
         self.value = 1.0
         self._num_observed = 0.0
 
-    def move(self, ratio: float, weight: float = 1.0) -> None:
-        """Go towards `value * ratio`; at once at first, then by a share.
+    def move(self, ratio: float, weight: float = 1.0) -> float:
+        """Go towards `value * ratio`, at once at first, then by a share; return by what factor.
 
         A ratio beyond what one observation may do counts for nothing in the mean: it is either a
         disturbance, or says that the mean has far to go.
@@ -183,12 +183,17 @@ class _Factor:
         jump = min(MAX_JUMP, max(1 / MAX_JUMP, ratio))
         gain = weight * max(MIN_GAIN, 1 / (1 + self._num_observed))
         self._num_observed += weight * (jump == ratio)
-        self.value = min(MAX_FACTOR, max(1 / MAX_FACTOR, self.value * math.pow(jump, gain)))
+        moved = math.pow(jump, gain)
+        self._multiply(moved)
+        return moved
 
-    def follow(self, other: "_Factor") -> None:
-        """Take another's value, unless something of one's own has been seen."""
+    def follow(self, moved: float) -> None:
+        """Move as the other did, unless something of one's own has been counted."""
         if not self._num_observed:
-            self.value = other.value
+            self._multiply(moved)
+
+    def _multiply(self, factor: float) -> None:
+        self.value = min(MAX_FACTOR, max(1 / MAX_FACTOR, self.value * factor))
 
 
 class _Totals:
