@@ -99,6 +99,21 @@ def test_surplus_beyond_the_queue_gets_429_at_once() -> None:
         until_idle(server)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_says_where_its_request_stood_in_the_queue(stream: bool) -> None:
+    with ThreadServer(engine_config(max_num_seqs=1, max_num_batched_tokens=64)) as server:
+        gate = block(server)
+        with server.calls() as calls, ThreadPoolExecutor(3) as pool:
+            posts = []
+            for waiting in range(3):
+                body = completion(stream=stream)
+                posts.append(pool.submit(calls.post, PATH, json=body))
+                until(server, lambda n=waiting: server.service.admission.num_waiting == n + 1)
+            gate.open.set()
+            replies = [post.result(PATIENCE) for post in posts]
+    assert [reply.headers["x-octavo-queue-position"] for reply in replies] == ["1", "2", "3"]
+
+
 def test_waiting_tokens_are_bounded() -> None:
     with ThreadServer(max_waiting_tokens=100) as server, server.calls() as calls:
         gate = block(server)

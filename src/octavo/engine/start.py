@@ -78,6 +78,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         seed=config.seed,
     )
     predictor = StepPredictor(prepared, this_machine())
+    steering = [] if config.target_itl_ms is None else [_describe_target(config, predictor)]
     engine = Engine(
         executor=executor,
         scheduler=_scheduler(config, cache, executor.fingerprint, predictor),
@@ -92,7 +93,12 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         tokenizer=tokenizer,
         chat=face.chat,
         sampling_defaults=face.sampling_defaults,
-        reasons=(_describe(files, executor, backend), *executor.notes, *cache.reasons),
+        reasons=(
+            _describe(files, executor, backend),
+            *executor.notes,
+            *cache.reasons,
+            *steering,
+        ),
     )
 
 
@@ -119,6 +125,13 @@ def _scheduler(
 def _describe(files: ModelFiles, executor: Executor, backend: Backend) -> str:
     because = f", since {backend.reason}" if backend.reason else ""
     return f"{files.path.name} on the {executor.name} executor{because}"
+
+
+def _describe_target(config: EngineConfig, predictor: StepPredictor) -> str:
+    return (
+        f"prompts leave {config.target_itl_ms:g} ms between tokens; predicted at first by limits "
+        f"{predictor.machine.source}"
+    )
 
 
 def _free_beside(weight_bytes: int, available: int) -> int:
