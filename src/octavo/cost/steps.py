@@ -140,8 +140,7 @@ class _Linear:
         parts = self._fixed + num_rows * self._each
         each = np.vstack([parts, np.full(parts.shape[1], self._overhead)])
         seconds = parts.max(axis=0) + self._overhead
-        bounds: Floats = np.bincount(each.argmax(axis=0), weights=seconds, minlength=3)
-        return bounds
+        return np.bincount(each.argmax(axis=0), seconds, minlength=3).astype(np.float64)
 
 
 def row_costs(prepared: PreparedProgram, num_rows: int, *, head: bool) -> list[OperationCost]:
