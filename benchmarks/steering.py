@@ -22,7 +22,7 @@ from octavo import LLM, SamplingParams
 from octavo.engine.engine import Engine
 from octavo.planning.machine import describe_machine
 
-STREAM_PROMPT = 128
+STREAM_PROMPT = 32
 VOCABULARY = 40_000
 NUM_DECODES = 12  # steps that tell how long one takes without prompts
 
@@ -113,7 +113,7 @@ def main() -> int:
         "--targets",
         type=float,
         nargs="+",
-        default=[1.5, 2.0, 6.0],
+        default=[1.5, 2.0, 5.0],
         help="in steps of the streams alone",
     )
     options = parser.parse_args()

@@ -12,12 +12,12 @@ from tests.engines import greedy, tokens
 
 outlooks = st.builds(
     Outlook,
-    decode_seconds=st.floats(0, 1),
+    decode_seconds=st.floats(1e-6, 1),
     chunk_tokens=st.integers(1, 512),
-    chunk_seconds=st.floats(0, 2),
+    chunk_seconds=st.floats(1e-6, 2),
     num_pending_tokens=st.integers(0, 10_000),
     num_free_seats=st.integers(0, 64),
-    steps_per_seat=st.floats(0, 100),
+    steps_per_seat=st.sampled_from((0.0, 0.3, 7.0, 100.0)),
 )
 
 
