@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/isa/* csrc/emulation/*)
 WORKERS ?= 2
 
-.PHONY: help test test-slow test-lower emulate clients sanitize check format law cases paging cache-gain bench docs golden clean
+.PHONY: help test test-slow test-lower emulate clients sanitize check format law cases paging cache-gain steering bench docs golden clean
 
 help: ## show this menu
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -80,6 +80,9 @@ paging: $(READY) ## waste, concurrency, sharing and scheduler cost on real trace
 
 cache-gain: $(READY) ## generating with and without the KV cache, in flops and seconds
 	$(BIN)/python benchmarks/cache_gain.py
+
+steering: $(READY) ## time between tokens while prompts arrive, with --target-itl-ms and without
+	$(BIN)/python benchmarks/steering.py
 
 WORK ?=
 PEERS ?=

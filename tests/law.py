@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from octavo import LLM, RequestOutput, SamplingParams
+from octavo.core.steering import MIN_CHUNK
 from octavo.executors.executor import Batch, Executor, StepResult
 from octavo.native import library
 from octavo.request import Logprob
@@ -246,6 +247,36 @@ def _forked(model: str, base: dict[str, Any]) -> Results:
     return [numbers(output, subject.params.n) for output, subject in pairs]
 
 
+class _ChunkWatch:
+    """Keeps the longest chunk of every batch that an executor gets."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.longest: list[int] = []
+
+    def submit(self, batch: Batch) -> Future[StepResult]:
+        self.longest.append(int(np.diff(batch.chunk_starts).max()))
+        return self._executor.submit(batch)
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+def _steered(model: str, base: dict[str, Any]) -> Results:
+    """Run the subjects beside a stream, with a target that leaves prompts the least chunk."""
+    budget = 64
+    stream = SamplingParams(temperature=1.0, max_tokens=200, ignore_eos=True)
+    settings = {"target_itl_ms": 0.001, "max_num_batched_tokens": budget, "max_num_seqs": 16}
+    with LLM(model, **base, **settings) as llm:
+        watch: Any = _ChunkWatch(llm.engine.executor)
+        llm.engine.executor = watch
+        # The stream's prompt is the whole first step, in which nobody streams yet.
+        outputs = run(llm, [Subject(prompt_of(budget, 300), stream), *subjects()])
+    first, *others = watch.longest
+    require(first == budget and max(others) == MIN_CHUNK, f"chunks of {first}, {max(others)}")
+    return [numbers(output) for output in outputs[1:]]
+
+
 CELLS: dict[str, Cell] = {
     "alone, again": alone,
     "among 0 others": _together({}),
@@ -256,6 +287,7 @@ CELLS: dict[str, Cell] = {
     "chunks of 7": _together({"long_prefill_token_threshold": 7}, 3),
     "chunks of 16": _together({"long_prefill_token_threshold": 16}, 7),
     "chunks of all": _together({"max_num_batched_tokens": 4096}, 7),
+    "chunks by time": _steered,
     "preempted": _preempted,
     "warm": _together({}, 3, repeats=2),
     "warm, other lengths": _warm_after(_shorter_and_longer),

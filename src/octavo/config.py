@@ -87,6 +87,13 @@ class EngineConfig(_Settings):
     long_prefill_token_threshold: int | None = _setting(
         None, "Longest part of one prompt in a step; by default the whole step.", minimum=1
     )
+    target_itl_ms: float | None = _setting(
+        None,
+        "Longest time between two tokens of a stream in milliseconds, as far as prompts can give "
+        "way: beside streams so much of a prompt is computed per step as is predicted to fit. By "
+        "default the whole step, which takes prompts in soonest.",
+        minimum=0.001,
+    )
     enable_prefix_caching: bool = _setting(True, "Share blocks between equal beginnings.")
     scheduling_policy: Literal["fcfs", "priority"] = _setting(
         "fcfs", "Order of requests: by arrival, or by priority first."
@@ -154,7 +161,10 @@ class ServerConfig(_Settings):
         30.0, "How long running requests may go on after SIGTERM.", minimum=0
     )
     step_timeout: float = _setting(
-        10.0, "Silence of a working engine after which it is replaced.", minimum=0
+        10.0,
+        "Silence of a working engine after which it is replaced; or 5 times what the step is "
+        "predicted to take, or the last one took, where that is longer.",
+        minimum=0,
     )
     max_body_bytes: int = _setting(16 << 20, "Largest body of a request.", minimum=1)
     pooling: Literal["mean", "last", "none"] = _setting(

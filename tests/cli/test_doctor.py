@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from octavo.cli import doctor
-from octavo.planning import kept
+from octavo.engine import kept
 from tests.cli.conftest import TINY, Octavo
 from tests.executors.native import needs_library
 

@@ -11,12 +11,15 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 from octavo.core.blocks import BlockManager
 from octavo.core.scheduler import MAX_PREEMPTIONS, Chunk, Scheduler, StepPlan
+from octavo.core.steering import MIN_CHUNK
 from octavo.request import FinishReason, Request, SamplingParams, Sequence
 
+Spans = Ordered[tuple[int, int]]
 VOCABULARY = 8
 STOP_TOKEN = 7
 POISON = -1
@@ -31,6 +34,7 @@ EVENTS = (
     "aborted_running",
     "passed",
     "protected",
+    "shortened",
 )
 
 
@@ -183,6 +187,31 @@ class OracleWorker:
         return [draw(sequence.request, first + i, past) for i in range(num_samples)]
 
 
+@dataclass(frozen=True)
+class Price:
+    """Seconds of a step: one for each token, and so many for each position that it sees."""
+
+    seconds: float
+    per_position: float
+
+    def plus(self, start: int, length: int, logit_rows: int) -> "Price":
+        seen = length * start + length * (length + 1) // 2
+        return Price(self.seconds + length + self.per_position * seen, self.per_position)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A `StepCost` in which a token takes a second."""
+
+    per_position: float = 0.0
+
+    def price(self, chunks: Spans, logit_rows: int) -> Price:
+        price = Price(0.0, self.per_position)
+        for start, length in chunks:
+            price = price.plus(start, length, 0)
+        return price
+
+
 @dataclass
 class Driver:
     """Runs a scheduler on the oracle, checks every step, and counts what happened."""
@@ -209,6 +238,8 @@ class Driver:
         max_chunk_tokens: int | None = None,
         policy: str = "fcfs",
         caching: bool = True,
+        target_itl: float | None = None,
+        cost: Cost | None = None,
     ) -> "Driver":
         blocks = BlockManager(num_blocks, block_size, enable_prefix_caching=caching)
         return cls(
@@ -218,6 +249,8 @@ class Driver:
                 max_num_seqs=max_num_seqs,
                 max_chunk_tokens=max_chunk_tokens,
                 policy=policy,  # type: ignore[arg-type]
+                cost=cost or Cost(),
+                target_itl=target_itl,
             )
         )
 
@@ -243,8 +276,10 @@ class Driver:
         self.worker.poison_unfindable(free)
         num_evicted, size = self.blocks.num_evicted, self.blocks.block_size
         passes = sum(s.num_passed for s in self.unfinished())
+        prompts = [s for s in self.scheduler.running if len(s.token_ids) - s.num_computed > 1]
         plan = self.scheduler.schedule()
         self._check_plan(plan)
+        self._check_time(plan, prompts)
         num_parts = sum(s.num_computed % size > 0 for s in plan.admitted)
         self.events["preempted"] += len(plan.preempted)
         self.events["evicted"] += self.blocks.num_evicted - num_evicted
@@ -292,7 +327,8 @@ class Driver:
         self.scheduler.check()
         scheduler = self.scheduler
         assert plan.num_tokens == sum(chunk.length for chunk in plan.chunks)
-        assert plan.num_tokens <= plan.budget == scheduler.max_num_batched_tokens
+        assert plan.num_tokens <= plan.budget <= scheduler.max_num_batched_tokens
+        assert plan.budget in (plan.num_tokens, scheduler.max_num_batched_tokens)
         assert all(1 <= c.length <= scheduler.max_chunk_tokens for c in plan.chunks)
         for sequence in plan.admitted:
             reads = sequence.request.params.prompt_logprobs is None
@@ -304,6 +340,28 @@ class Driver:
         decoding = [s for s in scheduler.running if len(s.token_ids) - s.num_computed == 1]
         planned = {id(c.sequence) for c in plan.chunks}
         assert all(id(s) in planned for s in decoding if s not in plan.admitted), "a stream stops"
+
+    def _check_time(self, plan: StepPlan, prompts: list[Sequence]) -> None:
+        """Prompts leave a step within its target, but never stand still."""
+        scheduler = self.scheduler
+        assert scheduler.cost is not None
+        grants = {id(c.sequence): c.length for c in plan.chunks if not _is_decode(c, prompts, plan)}
+        num_decodes = len(plan.chunks) - len(grants)
+        prompts = [s for s in prompts if s not in plan.preempted]
+        if prompts:
+            first = prompts[0]
+            pending = len(first.token_ids) - first.num_computed
+            left = scheduler.max_num_batched_tokens - num_decodes
+            least = min(MIN_CHUNK, pending, scheduler.max_chunk_tokens, left)
+            assert grants.get(id(first), 0) >= least >= 1, "the first prompt stands still"
+        is_streaming = len(scheduler.running) > len(prompts) + len(plan.admitted)
+        if scheduler.target_itl is None or not is_streaming:
+            assert plan.budget == scheduler.max_num_batched_tokens
+            return
+        price = scheduler.cost.price([c[1:3] for c in plan.chunks], 0)
+        is_in_time = price.seconds <= scheduler.target_itl
+        assert is_in_time or sum(grants.values()) <= max(MIN_CHUNK, 1), "the step takes too long"
+        self.events["shortened"] += plan.budget < scheduler.max_num_batched_tokens
 
     def check_answers(self) -> None:
         """Require of every accepted request all its answers; of the aborted, a beginning."""
@@ -320,6 +378,10 @@ class Driver:
                     is_stop = expected[-1] in request.stop_ids
                     reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
                     assert got[index].finish_reason is reason
+
+
+def _is_decode(chunk: Chunk, prompts: list[Sequence], plan: StepPlan) -> bool:
+    return not any(chunk.sequence is s for s in [*prompts, *plan.admitted])
 
 
 def run_blind(scheduler: Scheduler, token_id: int = 1) -> int:

@@ -26,6 +26,7 @@ BLOCK_SIZES = (1, 2, 4, 7, 16)
 NUM_BLOCKS = (4, 6, 9, 14, 30, 80)
 BUDGETS = (4, 5, 8, 23, 64)
 CHUNKS = (None, 1, 3, 16)
+TARGETS = (None, None, 1.0, 6.0, 20.0, 40.0)  # seconds, of one for each token
 SALTS = (None, None, None, "tenant")
 
 
@@ -49,6 +50,7 @@ def build_driver(pick: Any) -> Driver:
         max_chunk_tokens=pick(CHUNKS),
         policy=pick(("fcfs", "priority")),
         caching=pick((True, True, True, False)),
+        target_itl=pick(TARGETS),
     )
 
 

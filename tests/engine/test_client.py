@@ -12,6 +12,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.engine.client import ClientBase, EngineState, ThreadClient
+from octavo.engine.messages import Expecting
 from octavo.engine.outputs import OutputDelta
 from octavo.engine.supervisor import ChildClient
 from octavo.errors import (
@@ -77,7 +78,7 @@ def test_client_gives_what_the_engine_gives(kind: type[ClientBase]) -> None:
             assert list(found) == expected
             assert client.status.is_ready
             assert client.stats().num_running == 0
-            assert client.tokens_per_second > 0
+            assert client.stats().outlook.chunk_tokens > 0
 
     asyncio.run(main())
 
@@ -203,6 +204,30 @@ def test_lost_engine_ends_each_stream_once_and_is_replaced(number: signal.Signal
                 os.kill(old, 0)  # it was reaped
             assert await text_of(client, "x", greedy(4))
             assert client.num_restarts == 1
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+
+
+@on_linux
+def test_silence_in_a_step_that_was_announced_as_long_is_no_hang() -> None:
+    async def main() -> None:
+        client = ChildClient(config(), step_timeout=0.5)
+        await client.start()
+        try:
+            stream = await client.generate(await client.prepare("x", greedy(900), request_id="a"))
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGSTOP)
+            await asyncio.sleep(0.1)  # what it sent before is read
+            client._take(Expecting(100.0))
+            await asyncio.sleep(1.2)  # longer than the limit, and than some looks of the watch
+            assert client.num_restarts == 0
+            assert client.status.is_ready
+            os.kill(client.pid, signal.SIGCONT)
+            assert [item async for item in stream]
+            # The step is over: the next silence is judged by the timeout again.
+            assert client._longest_silence < 100
         finally:
             await client.close()
 

@@ -10,7 +10,14 @@ import pytest
 from tests import law
 from tests.engines import TINY
 
-TELLING = ("among 31 others", "chunks of 7", "preempted", "warm, other lengths", "blocks of 64")
+TELLING = (
+    "among 31 others",
+    "chunks of 7",
+    "chunks by time",
+    "preempted",
+    "warm, other lengths",
+    "blocks of 64",
+)
 FEW = ("chunks of 7", "preempted", "warm, next turn")
 BEST, *LESSER = law.INSTRUCTION_SETS or ["reference"]
 CELLS = [

@@ -1,11 +1,13 @@
 """From settings to a running engine, or to one line that says why not."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from octavo import LLM
-from octavo.engine import start
+from octavo.cost.hardware import MACHINES
+from octavo.engine import kept, start
 from octavo.engine.backend import Backend
 from octavo.errors import BadRequestError, ChatTemplateError, SettingError
 from tests.engine.starting import FEW, refusal
@@ -99,3 +101,22 @@ class TestSettings:
             with LLM(str(path), **FEW) as llm:
                 prints.append(llm.engine.executor.fingerprint)
         assert prints[0] != prints[1]
+
+
+def test_predictions_start_from_what_was_measured_on_this_machine(monkeypatch, tmp_path):
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    measured = replace(MACHINES["l4"], name="this", source="measured here")
+    with LLM(str(TINY / "llama"), target_itl_ms=7.5, **FEW) as llm:
+        assert llm.engine.predictor.machine.source != "measured here"
+        assert re.search("7.5 ms between tokens.*octavo doctor", llm.reasons[-1])
+        assert llm.engine.scheduler.target_itl == 0.0075
+    kept.keep(measured)
+    with LLM(str(TINY / "llama"), **FEW) as llm:
+        assert llm.engine.predictor.machine.source == "measured here"
+        assert llm.engine.scheduler.target_itl is None
+
+
+@pytest.mark.parametrize("target", [0, -1, float("nan"), "fast"])
+def test_a_target_that_is_no_time_is_refused(target):
+    with pytest.raises(SettingError, match="target_itl_ms"):
+        LLM(str(TINY / "llama"), target_itl_ms=target, **FEW)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
+from octavo.engine.outlook import Outlook
 from octavo.errors import QueueFullError
 from octavo.executors.executor import Batch, StepResult
 from octavo.server.admission import Admission
@@ -98,6 +99,21 @@ def test_surplus_beyond_the_queue_gets_429_at_once() -> None:
         until_idle(server)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_says_where_its_request_stood_in_the_queue(stream: bool) -> None:
+    with ThreadServer(engine_config(max_num_seqs=1, max_num_batched_tokens=64)) as server:
+        gate = block(server)
+        with server.calls() as calls, ThreadPoolExecutor(3) as pool:
+            posts = []
+            for waiting in range(3):
+                body = completion(stream=stream)
+                posts.append(pool.submit(calls.post, PATH, json=body))
+                until(server, lambda n=waiting: server.service.admission.num_waiting == n + 1)
+            gate.open.set()
+            replies = [post.result(PATIENCE) for post in posts]
+    assert [reply.headers["x-octavo-queue-position"] for reply in replies] == ["1", "2", "3"]
+
+
 def test_waiting_tokens_are_bounded() -> None:
     with ThreadServer(max_waiting_tokens=100) as server, server.calls() as calls:
         gate = block(server)
@@ -109,25 +125,77 @@ def test_waiting_tokens_are_bounded() -> None:
             assert first.result(PATIENCE).status_code == 200
 
 
-def test_backlog_sets_retry_after_from_the_measured_rate() -> None:
-    admission = Admission(max_requests=10, max_tokens=10_000, num_seats=1, rate=lambda: 50.0)
-    ticket = admission.enter()
+def outlook(**changes: Any) -> Outlook:
+    """Return what an idle engine predicts that computes 100 prompt tokens in a second."""
+    idle: dict[str, Any] = {
+        "decode_seconds": 0.5,
+        "chunk_tokens": 100,
+        "chunk_seconds": 1.0,
+        "num_pending_tokens": 0,
+        "num_free_seats": 4,
+        "steps_per_seat": 0.0,
+    }
+    return Outlook(**{**idle, **changes})
+
+
+def admission(predicted: Outlook | None, **limits: int) -> Admission:
+    fields = {"max_requests": 10, "max_tokens": 10_000, "num_seats": 4, **limits}
+    return Admission(outlook=lambda: predicted, **fields)
+
+
+def test_retry_after_is_when_the_waiting_prompts_will_be_computed() -> None:
+    queue = admission(outlook(num_pending_tokens=500))
+    ticket = queue.enter()
     ticket.add_tokens(1500)
-    assert admission.backlog_seconds() == 30
+    assert queue.seconds_to_wait() == 20
     with pytest.raises(QueueFullError) as caught:
-        admission.check_tokens(9000)
-    assert caught.value.retry_after == 30
+        queue.check_tokens(9000)
+    assert caught.value.retry_after == 20
+    assert "number 2 in the queue and begin in about 20 s" in str(caught.value)
     ticket.start()
     ticket.leave()
     ticket.leave()
-    assert (admission.num_open, admission.num_waiting_tokens) == (0, 0)
+    assert (queue.num_open, queue.num_waiting_tokens) == (0, 0)
+
+
+def test_whoever_needs_a_seat_waits_until_answers_end() -> None:
+    busy = outlook(num_free_seats=0, steps_per_seat=20.0)
+    queue = admission(busy)
+    queue.enter().add_tokens(100)
+    # Two seats after 40 steps: one of them computes the prompt before, in a second.
+    assert queue.seconds_to_wait() == 1.0 + 39 * 0.5
+
+
+def test_seats_taken_since_the_engine_last_told_are_not_free() -> None:
+    queue = admission(outlook(num_free_seats=4, steps_per_seat=20.0))
+    for _ in range(4):
+        queue.enter().start()
+    assert queue.seconds_to_wait() == 20 * 0.5
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(10, 1.0), (149, 2.0), (10**9, 120.0)])
+def test_retry_after_is_whole_seconds_within_bounds(tokens: int, seconds: float) -> None:
+    queue = admission(outlook(), max_tokens=10**10)
+    queue.enter().add_tokens(tokens)
+    assert queue.retry_after() == seconds
+
+
+def test_an_engine_that_predicts_nothing_still_says_when() -> None:
+    queue = admission(None)
+    queue.enter().add_tokens(3000)
+    assert queue.retry_after() == 30
+
+
+def test_places_in_the_queue_are_counted_from_one() -> None:
+    queue = admission(outlook())
+    assert [queue.enter().position for _ in range(3)] == [1, 2, 3]
 
 
 def test_prompt_longer_than_the_token_limit_is_taken_alone() -> None:
-    admission = Admission(max_requests=10, max_tokens=100, num_seats=1, rate=lambda: None)
-    admission.enter().add_tokens(500)
+    queue = admission(outlook(), max_tokens=100)
+    queue.enter().add_tokens(500)
     with pytest.raises(QueueFullError):
-        admission.enter().add_tokens(1)
+        queue.enter().add_tokens(1)
 
 
 def test_request_that_waits_too_long_gets_an_error_of_its_own() -> None:

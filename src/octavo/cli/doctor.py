@@ -11,9 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from octavo.engine import clock
+from octavo.engine.kept import keep
 from octavo.native import library, why_missing
 from octavo.planning.doctor import Diagnosis, diagnose, meanings
-from octavo.planning.kept import keep
 from octavo.planning.probes import FORMATS, WORKING_SETS, Prober
 
 

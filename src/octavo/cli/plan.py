@@ -13,9 +13,9 @@ from typing import Any
 
 from octavo.config import EngineConfig
 from octavo.cost.hardware import Machine, machine_named
+from octavo.engine.kept import this_machine
 from octavo.errors import BadRequestError, InvalidParameterError
 from octavo.planning.fleet import Fleet, Limits
-from octavo.planning.kept import this_machine
 from octavo.planning.latency import Lengths
 from octavo.planning.load.traces import read_trace
 from octavo.planning.load.work import IdRange, Replay

@@ -2,7 +2,8 @@
 
 There is no prefill phase and no decode phase: every sequence lets `num_computed` catch up with its
 tokens. Running sequences that lack one token come first, so that no long prompt stops a stream; the
-rest of the token budget goes to prompts, in order. Knows neither text nor what a step costs.
+rest of the token budget goes to prompts, in order. Knows no text, and of cost only what `steering`
+does.
 
 Invariant: a running sequence holds or has reserved the blocks for every token it had when it was
 admitted, so only newly generated tokens can make another sequence yield.
@@ -15,6 +16,7 @@ from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from octavo.core.blocks import BlockCopy, BlockManager
+from octavo.core.steering import Room, StepCost
 from octavo.errors import InvalidParameterError, PoolTooSmallError
 from octavo.request import FinishReason, Request, Sequence, SequenceStatus
 
@@ -38,7 +40,11 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. `copies` run first, in order. The chunks use `num_tokens` of `budget`."""
+    """One step. `copies` run first, in order. The chunks use `num_tokens` of `budget`.
+
+    budget: most tokens that the step could take, by count or by time; with the same sequences,
+    `schedule(budget=...)` makes the same plan again, whatever steps cost then.
+    """
 
     chunks: list[Chunk]
     copies: list[BlockCopy]
@@ -55,7 +61,9 @@ class StepPlan:
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Totals since the start, in tokens or events."""
+    """Totals since the start, in tokens or events. num_finished_tokens: those of answers that ran
+    to their end.
+    """
 
     num_computed_tokens: int = 0
     num_prompt_tokens: int = 0
@@ -65,6 +73,8 @@ class SchedulerCounters:
     num_generated_tokens: int = 0
     num_preemptions: int = 0
     num_forks: int = 0
+    num_finished: int = 0
+    num_finished_tokens: int = 0
 
 
 class Scheduler:
@@ -72,7 +82,8 @@ class Scheduler:
 
     max_num_batched_tokens: tokens per step, at least max_num_seqs. max_num_seqs: sequences that run
     at once. max_chunk_tokens: longest chunk of one sequence in a step; None is the whole budget.
-    policy: "fcfs", or "priority": lower `Request.priority` first, then by arrival.
+    policy: "fcfs", or "priority": lower `Request.priority` first, then by arrival. target_itl:
+    seconds that a step may take while sequences generate, as `cost` predicts; None is any time.
     """
 
     def __init__(
@@ -83,12 +94,16 @@ class Scheduler:
         max_num_seqs: int = 256,
         max_chunk_tokens: int | None = None,
         policy: Literal["fcfs", "priority"] = "fcfs",
+        cost: StepCost | None = None,
+        target_itl: float | None = None,
     ) -> None:
         self.blocks = blocks
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
         self.max_chunk_tokens = max_chunk_tokens or max_num_batched_tokens
         self.policy = policy
+        self.cost = cost
+        self.target_itl = target_itl
         self.running: list[Sequence] = []  # both lists are sorted by `order`
         self.waiting: list[Sequence] = []
         self.counters = SchedulerCounters()
@@ -98,6 +113,13 @@ class Scheduler:
 
     def __len__(self) -> int:
         return len(self.running) + len(self.waiting)
+
+    @property
+    def num_free_seats(self) -> int:
+        """Sequences that may begin before another has finished; 0 while one waits for blocks."""
+        if any(s.why_waiting == "blocks" for s in self.waiting[:LOOK_AHEAD]):
+            return 0
+        return self.max_num_seqs - self._num_seats
 
     # --- entering and leaving -------------------------------------------------------------------
 
@@ -140,6 +162,8 @@ class Scheduler:
         if sequence.status is SequenceStatus.FINISHED:
             return
         self._num_openings += 1
+        if reason not in (FinishReason.ABORT, FinishReason.ERROR):
+            self._count_finished(sequence)
         if sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
             self._num_seats -= sequence.num_samples
@@ -151,33 +175,46 @@ class Scheduler:
 
     # --- planning a step ------------------------------------------------------------------------
 
-    def schedule(self, held: Set[Sequence] = frozenset()) -> StepPlan:
+    def schedule(self, held: Set[Sequence] = frozenset(), *, budget: int | None = None) -> StepPlan:
         """Plan the next step. Unless nothing is left to do, the plan has at least one chunk.
 
         held: sequences that keep their place and their blocks but get no tokens in this step.
+        budget: of a recorded plan, which is to be made again; then no time limits the step.
         """
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
-        budget = self.max_num_batched_tokens
         prefilling = self._schedule_decodes(chunks, preempted, held)
-        budget -= len(chunks)
+        num_decodes = len(chunks)
+        most = self.max_num_batched_tokens if budget is None else budget
+        is_timed = budget is None and len(self.running) > len(prefilling)
+        room = self.room([c[1:3] for c in chunks], most - num_decodes, is_timed=is_timed)
         for sequence in prefilling:
-            budget -= self._schedule_prefill(sequence, budget, chunks)
+            self._schedule_prefill(sequence, room, chunks)
         admitted: list[Sequence] = []
-        if budget > 0 and not preempted:
+        if room.num_left > 0 and not preempted:
             for sequence in self._admit(held):
                 admitted.append(sequence)
-                budget -= self._schedule_prefill(sequence, budget, chunks)
-                if budget <= 0:
+                self._schedule_prefill(sequence, room, chunks)
+                if room.num_left <= 0:
                     break
+        num_tokens = num_decodes + room.num_granted
         return StepPlan(
             chunks,
             self.blocks.drain_copies(),
-            self.max_num_batched_tokens - budget,
-            self.max_num_batched_tokens,
+            num_tokens,
+            num_tokens if room.is_time_up else most,
             admitted,
             preempted,
         )
+
+    def room(self, decodes: list[tuple[int, int]], budget: int, *, is_timed: bool) -> Room:
+        """Return what prompts may take of a step beside `decodes`, each (first position, tokens).
+
+        is_timed: whether the target counts, since somebody generates.
+        """
+        if self.cost is None or self.target_itl is None or not is_timed:
+            return Room(budget)
+        return Room(budget, self.cost.price(decodes, len(decodes)), self.target_itl)
 
     def _schedule_decodes(
         self, chunks: list[Chunk], preempted: list[Sequence], held: Set[Sequence]
@@ -200,18 +237,17 @@ class Scheduler:
             position += 1
         return prefilling
 
-    def _schedule_prefill(self, sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
-        """Plan the next chunk of a prompt (or of a resumed sequence) and return its length."""
+    def _schedule_prefill(self, sequence: Sequence, room: Room, chunks: list[Chunk]) -> None:
+        """Plan the next chunk of a prompt (or of a resumed sequence), if there is room."""
         computed = sequence.num_computed
         pending = len(sequence.token_ids) - computed
-        length = min(pending, budget, self.max_chunk_tokens)
+        length = room.take(computed, min(pending, self.max_chunk_tokens), pending)
         if length <= 0:
-            return 0
+            return
         grown = self.blocks.grow(sequence, computed + length)
         assert grown, f"{sequence} had reserved its blocks"
         num_samples = sequence.num_samples if length == pending else 0
         chunks.append(Chunk(sequence, computed, length, num_samples))
-        return length
 
     def _grow_or_preempt(self, sequence: Sequence, preempted: list[Sequence]) -> bool:
         """Make room for one token of `sequence`; whoever comes last in order yields for it.
@@ -340,11 +376,16 @@ class Scheduler:
     def _retire(self, finished: list[Sequence]) -> None:
         self._num_openings += len(finished)
         for sequence in finished:
+            self._count_finished(sequence)
             sequence.status = SequenceStatus.FINISHED
             self._num_seats -= sequence.num_samples
             self.blocks.free(sequence)
         if finished:
             self.running = [s for s in self.running if s.status is SequenceStatus.RUNNING]
+
+    def _count_finished(self, sequence: Sequence) -> None:
+        self.counters.num_finished += 1
+        self.counters.num_finished_tokens += sequence.num_output_tokens
 
     def check(self) -> None:
         """Raise AssertionError if an invariant does not hold; for tests and for idle engines."""

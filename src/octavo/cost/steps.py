@@ -7,6 +7,7 @@ Invariant: a step's time is that of the sum over its operations, to rounding.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 
 from octavo.cost.accounting import OperationCost, PreparedProgram, account
 from octavo.cost.hardware import Machine
-from octavo.cost.roofline import memory_seconds, operation_time
+from octavo.cost.roofline import Bound, OperationTime, memory_seconds, operation_time
 from octavo.program.ops import Attention, Traffic
 from octavo.program.program import Chunk
 
 Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class StepTimes:
@@ -31,10 +33,12 @@ class StepTimes:
         body = prepared.program.body
         # Layers whose attention is alike are priced once.
         alike = Counter(_anonymous(op) for op in body if isinstance(op, Attention))
-        self._attention = [_Attention(op, n, prepared, machine) for op, n in alike.items()]
+        self.attention = [AttentionTimes(op, n, prepared, machine) for op, n in alike.items()]
         self._body = _Linear(prepared, machine, head=False)
         self._head = _Linear(prepared, machine, head=True)
-        self._rows_seconds = lru_cache(maxsize=1 << 16)(self._price_rows)
+        # Of everything but attention, by rows and rows of logits.
+        self.rows_seconds = lru_cache(maxsize=1 << 16)(self._price_rows)
+        self.rows_bounds = lru_cache(maxsize=1 << 12)(self._bound_rows)
 
     def seconds(self, rows: Counts, contexts: Counts, logit_rows: int) -> float:
         """Return the time of a step.
@@ -42,8 +46,8 @@ class StepTimes:
         rows, contexts: (chunks,), tokens computed and positions seen by the last of them.
         """
         num_rows = int(rows.sum())
-        attention = sum(op.seconds(rows, contexts, num_rows) for op in self._attention)
-        return self._rows_seconds(num_rows, logit_rows) + attention
+        attention = sum(op.seconds(rows, contexts, num_rows) for op in self.attention)
+        return self.rows_seconds(num_rows, logit_rows) + attention
 
     def of_chunks(self, chunks: list[Chunk], logit_rows: int) -> float:
         """Return the time of a step of `chunks`."""
@@ -55,15 +59,25 @@ class StepTimes:
         head = self._head.seconds(logit_rows) if logit_rows else 0.0
         return self.machine.step_overhead + self._body.seconds(num_rows) + head
 
+    def _bound_rows(self, num_rows: int, logit_rows: int) -> Mapping[Bound, float]:
+        """Return the seconds of operations by what most of each goes to."""
+        bounds = self._body.bounds(num_rows)
+        if logit_rows:
+            bounds = bounds + self._head.bounds(logit_rows)
+        compute, memory, overhead = bounds.tolist()
+        overhead += self.machine.step_overhead
+        return {"compute": compute, "memory": memory, "overhead": overhead}
 
-class _Attention:
+
+class AttentionTimes:
     """Layers whose attention is alike: a time for each pair seen, position read and row."""
 
     def __init__(
         self, op: Attention, count: int, prepared: PreparedProgram, machine: Machine
     ) -> None:
+        self.operation = op
+        self.count = count
         self._window = None if op.window is None else np.int64(op.window)
-        self._count = count
         self._overhead = machine.efficiency.overhead
         sizes, form = prepared.sizes, prepared.form_of(op)
         row = Traffic(activations=2 * op.heads * op.head_dim * sizes.activation)
@@ -76,9 +90,22 @@ class _Attention:
 
     def seconds(self, rows: Counts, contexts: Counts, num_rows: int) -> float:
         """Return the time of all these layers."""
-        pairs, positions = self._count_seen(rows, contexts, num_rows)
+        return self.of_counts(num_rows, *self._count_seen(rows, contexts, num_rows))
+
+    def of_counts(self, num_rows: int, pairs: int, positions: int) -> float:
+        """Return the time of all these layers over what their rows see and read."""
         memory = num_rows * self._row + positions * self._position
-        return self._count * (max(pairs * self._pair, memory) + self._overhead)
+        return self.count * (max(pairs * self._pair, memory) + self._overhead)
+
+    def read(self, rows: int, context: int) -> int:
+        """Return the positions that a chunk reads."""
+        window = self.operation.window
+        return context if window is None else min(context, window + rows - 1)
+
+    def bound(self, num_rows: int, pairs: int, positions: int) -> Bound:
+        """Return what most of the time goes to."""
+        memory = num_rows * self._row + positions * self._position
+        return OperationTime(pairs * self._pair, memory, self._overhead).bound
 
     def _count_seen(self, rows: Counts, contexts: Counts, num_rows: int) -> tuple[int, int]:
         """Return the pairs of a row and a position that it sees, and the positions read."""
@@ -98,7 +125,7 @@ class _Linear:
 
     def __init__(self, prepared: PreparedProgram, machine: Machine, *, head: bool) -> None:
         self._overhead = machine.efficiency.overhead
-        one, two = (_row_costs(prepared, rows, head=head) for rows in (1, 2))
+        one, two = (row_costs(prepared, rows, head=head) for rows in (1, 2))
         seconds = np.array([_parts(one, machine), _parts(two, machine)])
         self._each = seconds[1] - seconds[0]
         self._fixed = seconds[0] - self._each
@@ -108,8 +135,15 @@ class _Linear:
         parts = self._fixed + num_rows * self._each
         return float(parts.max(axis=0).sum() + parts.shape[1] * self._overhead)
 
+    def bounds(self, num_rows: int) -> Floats:
+        """Return the time of operations that products, memory and overhead bound."""
+        parts = self._fixed + num_rows * self._each
+        each = np.vstack([parts, np.full(parts.shape[1], self._overhead)])
+        seconds = parts.max(axis=0) + self._overhead
+        return np.bincount(each.argmax(axis=0), seconds, minlength=3).astype(np.float64)
 
-def _row_costs(prepared: PreparedProgram, num_rows: int, *, head: bool) -> list[OperationCost]:
+
+def row_costs(prepared: PreparedProgram, num_rows: int, *, head: bool) -> list[OperationCost]:
     """Return the costs of the head, or of the rest without attention."""
     both = account(prepared, [Chunk(num_rows, num_rows)], num_rows)
     body = len(account(prepared, [Chunk(1, 1)], 0))

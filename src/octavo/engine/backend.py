@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.config import EngineConfig
+from octavo.cost.accounting import PreparedProgram
 from octavo.engine.machine import available_cpus
 from octavo.engine.resolve import CacheSettings
 from octavo.errors import SettingError, UnsupportedModelError
 from octavo.executors.cpu import CPUExecutor, check_supported
 from octavo.executors.executor import Executor
-from octavo.executors.packing import FLOAT_TYPES, Scales, formats_of
-from octavo.executors.preparing import weight_bytes
+from octavo.executors.packing import FLOAT_TYPES, Scales
+from octavo.executors.preparing import prepare
 from octavo.executors.quantization import Quantization
 from octavo.executors.reference import ReferenceExecutor
 from octavo.models.registry import WeightReader
@@ -41,13 +42,24 @@ class Backend:
     quantization: Quantization | None = None
     scales: Scales = "group"
 
+    def prepared(
+        self, program: Program, weights: WeightReader, kv_element: float = 2.0
+    ) -> PreparedProgram:
+        """Return the program as it will run. kv_element: bytes of a number in the pages."""
+        if self.instruction_set is not None:
+            scales, quantization = self.scales, self.quantization
+            return prepare(
+                program, weights.dtype, scales, quantization=quantization, kv_element=kv_element
+            )
+        dtype = np.dtype(self.dtype)
+        shapes = program.parameters.items()
+        sizes = {name: dtype.itemsize * math.prod(shape) for name, shape in shapes}
+        formats = {name: dtype.name for name, shape in shapes if len(shape) == 2}
+        return PreparedProgram(program, sizes, formats, kv_element, dtype.itemsize)
+
     def weight_bytes(self, program: Program, weights: WeightReader) -> int:
         """Return what the weights take in memory once they are loaded."""
-        if self.instruction_set is None:
-            item = np.dtype(self.dtype).itemsize
-            return item * sum(map(math.prod, program.parameters.values()))
-        formats = formats_of(program, weights.dtype, self.scales, self.quantization)
-        return sum(weight_bytes(program, formats).values())
+        return self.prepared(program, weights).total_weight_bytes
 
     def build(
         self,

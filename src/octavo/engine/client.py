@@ -24,6 +24,7 @@ from octavo.engine.messages import (
     Answered,
     Command,
     Event,
+    Expecting,
     Ready,
     ResetPrefixCache,
     Stepped,
@@ -104,11 +105,6 @@ class EngineClient(Protocol):
         """How often an engine was started in place of one that ended."""
         ...
 
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens that the engine has computed per second of work; None before it has worked."""
-        ...
-
     async def start(self) -> None:
         """Wait until the engine takes requests; raises why it cannot."""
         ...
@@ -171,7 +167,7 @@ class ClientBase:
         self._requests = OpenRequests()
         self._last_beat = 0.0
         self._last_step_seconds = 0.0
-        self._busy_seconds = 0.0
+        self._expected_seconds = 0.0  # of the step that runs, as predicted
         self._observers: list[Observer] = []
 
     @property
@@ -193,13 +189,6 @@ class ClientBase:
     def observe(self, observer: Observer) -> None:
         """See `EngineClient`."""
         self._observers.append(observer)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """See `EngineClient`."""
-        if self._stats is None or not self._busy_seconds:
-            return None
-        return self._stats.num_computed_tokens / self._busy_seconds or None
 
     async def prepare(
         self,
@@ -300,11 +289,12 @@ class ClientBase:
         self._last_beat = clock.monotonic()
         match event:
             case Stepped():
-                self._last_step_seconds = event.seconds
-                self._busy_seconds += event.seconds
+                self._last_step_seconds, self._expected_seconds = event.seconds, 0.0
                 self._stats = event.stats or self._stats
                 self._tell(event)
                 self._requests.take_step(event)
+            case Expecting(seconds):
+                self._expected_seconds = seconds
             case Answered():
                 self._requests.take_answers(event)
             case Ready():
@@ -325,7 +315,6 @@ class ClientBase:
     def _become_ready(self, ready: Ready) -> None:
         self._ready = ready
         self._stats = ready.stats
-        self._busy_seconds = 0.0
         self._state, self._reason = EngineState.READY, ""
         self._intake = Intake(
             tokenizer=self.face.tokenizer,

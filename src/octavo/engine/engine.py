@@ -12,9 +12,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from octavo.core.scheduler import Scheduler, StepPlan
+from octavo.cost.predictor import StepAccount, StepPredictor, StepPrice
 from octavo.engine.constraints import Constraints
 from octavo.engine.grammar import COMPILE_SECONDS, Grammar, GrammarCompiler
 from octavo.engine.intake import Intake, Prompt
+from octavo.engine.outlook import look_ahead
 from octavo.engine.outputs import OutputDelta, PromptLogprobs, PromptProgress, to_logprobs
 from octavo.engine.pooling import StatePool
 from octavo.engine.stats import EngineStats, take_snapshot
@@ -33,6 +35,7 @@ from octavo.request import (
 )
 
 Clock = Callable[[], float]
+Announce = Callable[[float], None]
 # Seconds that a step with nothing to compute waits for a grammar or a mask.
 _IDLE_WAIT = 0.02
 
@@ -59,7 +62,7 @@ class Engine:
 
     clock: seconds on the engine's time line; the only source of time. A virtual clock makes the
     same engine a simulator. compiler: of grammars; without it, structured outputs are refused.
-    build: makes a plan's arrays, for the executor.
+    build: makes a plan's arrays, for the executor. predictor: prices each step and learns from it.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Engine:
         clock: Clock,
         compiler: GrammarCompiler | None = None,
         build: Callable[[StepPlan, MaskOf], Batch] = build_batch,
+        predictor: StepPredictor | None = None,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
@@ -80,6 +84,8 @@ class Engine:
         self._clock = clock
         self._compiler = compiler
         self._build = build
+        self.predictor = predictor
+        self._last_price: StepPrice | None = None
         self._constraints = Constraints()
         self._compiling: list[_ActiveRequest] = []
         self._active: dict[str, _ActiveRequest] = {}
@@ -160,16 +166,17 @@ class Engine:
 
     # --- the step -------------------------------------------------------------------------------
 
-    def step(self) -> list[OutputDelta]:
+    def step(self, announce: Announce = lambda seconds: None) -> list[OutputDelta]:
         """Run one step and return what it added, in no promised order between requests.
 
+        announce: told before the step is computed how long it will take, where that is predicted.
         Without anything to compute it waits a moment for a grammar, if one is being worked at.
         """
         self._settle_grammars()
         held = self._constraints.held
         plan = self.scheduler.schedule(held)
         if plan.chunks:
-            self._run(plan)
+            self._run(plan, announce)
         elif held or self._compiling:
             self._constraints.wait([a.grammar for a in self._compiling if a.grammar], _IDLE_WAIT)
         deltas, self._pending = self._pending, []
@@ -182,7 +189,14 @@ class Engine:
             num_compiling=len(self._compiling),
             step=self._num_steps,
             step_time=self._last_step_time,
+            outlook=None if self.predictor is None else look_ahead(self.scheduler, self.predictor),
         )
+
+    def last_step(self) -> StepAccount | None:
+        """Return what the latest step cost; None before any, or without a predictor."""
+        if self._last_price is None:
+            return None
+        return self._last_price.predictor.account(self._last_price, self._last_step_time)
 
     def close(self) -> None:
         """Abort what runs and release the executor; a second call does nothing."""
@@ -196,11 +210,14 @@ class Engine:
             self._compiler.close()
         self.executor.close()
 
-    def _run(self, plan: StepPlan) -> None:
+    def _run(self, plan: StepPlan, announce: Announce) -> None:
         """Compute a plan. Whatever breaks it, each request in it hears so, and the others go on."""
         try:
             self._note_first_scheduled(plan)
             batch = self._build(plan, self._constraints.mask_of)
+            price = self._price(plan, batch)
+            if price is not None:
+                announce(price.seconds)
             result = self.executor.submit(batch).result()
         except Exception as error:
             self._fail(plan, error)
@@ -208,7 +225,18 @@ class Engine:
             self._fail(plan, OctavoError("The step was interrupted."))
             raise
         else:
+            self._observe(price, result.duration)
             self._commit(plan, batch, result)
+
+    def _price(self, plan: StepPlan, batch: Batch) -> StepPrice | None:
+        if self.predictor is None:
+            return None
+        return self.predictor.price([chunk[1:3] for chunk in plan.chunks], len(batch.logit_rows))
+
+    def _observe(self, price: StepPrice | None, duration: float) -> None:
+        self._last_price = price
+        if price is not None:
+            price.predictor.observe(price, duration)
 
     def _note_first_scheduled(self, plan: StepPlan) -> None:
         for sequence in plan.admitted:

@@ -17,6 +17,7 @@ from octavo.engine.messages import (
     Answered,
     Command,
     Event,
+    Expecting,
     Ready,
     ResetPrefixCache,
     Stepped,
@@ -26,6 +27,7 @@ from octavo.engine.start import StartedEngine
 from octavo.errors import OctavoError
 
 STATS_SECONDS = 0.2  # between two snapshots while the engine works
+LONG_STEP_SECONDS = 0.1  # a step that is predicted to take longer is announced
 
 
 class Port(Protocol):
@@ -98,12 +100,16 @@ class EngineLoop:
 
     def _step(self) -> None:
         engine, start = self._engine, self._clock()
-        deltas = engine.step()
+        deltas = engine.step(self._announce)
         end = self._clock()
         stats = None
         if end >= self._stats_due or not engine.has_unfinished:
             stats, self._stats_due = engine.stats(), end + STATS_SECONDS
         self._port.send(Stepped(end - start, deltas, engine.prompt_progress(), stats))
+
+    def _announce(self, seconds: float) -> None:
+        if seconds > LONG_STEP_SECONDS:
+            self._port.send(Expecting(seconds))
 
 
 def describe_ready(started: StartedEngine) -> Ready:

@@ -5,6 +5,7 @@ Invariant: an answer is never more than any of the limits that apply.
 """
 
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,17 @@ def available_cpus(root: Path = Path("/")) -> int:
     """Return how many threads can compute at once: affinity and CPU quota, at least 1."""
     allowed = len(os.sched_getaffinity(0))
     return max(1, min([allowed, *(int(quota) for quota in _cpu_quotas(root))]))
+
+
+def cpu_model() -> str:
+    """Return the CPU's name as the kernel tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:

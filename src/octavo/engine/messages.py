@@ -81,6 +81,12 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
     refused: list[tuple[str, Exception]]
 
 
+class Expecting(msgspec.Struct, tag=True, frozen=True):
+    """A long step begins, which is predicted to take `seconds`: silence until then is no hang."""
+
+    seconds: float
+
+
 class Stepped(msgspec.Struct, tag=True, frozen=True):
     """One step: the heartbeat, and everything it brought. `seconds` is how long it took.
 
@@ -93,7 +99,7 @@ class Stepped(msgspec.Struct, tag=True, frozen=True):
     stats: EngineStats | None = None
 
 
-Event = Loading | Ready | StartFailed | Answered | Stepped
+Event = Loading | Ready | StartFailed | Answered | Expecting | Stepped
 
 
 # --- on the wire --------------------------------------------------------------------------------

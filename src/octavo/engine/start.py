@@ -16,18 +16,22 @@ from typing import Any
 from octavo.config import EngineConfig
 from octavo.core.blocks import BlockManager
 from octavo.core.scheduler import Scheduler
+from octavo.core.steering import StepCost
+from octavo.cost.predictor import StepPredictor
 from octavo.engine import clock
 from octavo.engine.backend import Backend, check_quantizable, choose_backend
 from octavo.engine.engine import Engine
 from octavo.engine.face import Chat, open_face
 from octavo.engine.grammar import GrammarCompiler
 from octavo.engine.intake import Intake
+from octavo.engine.kept import this_machine
 from octavo.engine.load import ModelFiles
 from octavo.engine.machine import GIB, available_memory
 from octavo.engine.resolve import CacheSettings, resolve_cache
 from octavo.engine.text import TokenBytes
 from octavo.errors import SettingError
 from octavo.executors.executor import Executor
+from octavo.executors.pages import element_size
 from octavo.models.registry import WeightReader, build_program
 from octavo.weights.source import TensorSource
 from octavo.weights.tokenizer import Tokenizer
@@ -59,6 +63,8 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         kv_groups=program.kv_groups,
         available=_free_beside(backend.weight_bytes(program, weights), available_memory()),
     )
+    kv_element = element_size(cache.kv_cache_dtype, program.kv_groups[0].head_dim)
+    prepared = backend.prepared(program, weights, kv_element)
     digest = _weights_digest(files.source)
     executor = backend.build(
         config, cache, program, weights, weights_digest=digest, clock=clock.monotonic
@@ -71,24 +77,34 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         max_pool_tokens=cache.num_blocks * cache.block_size,
         seed=config.seed,
     )
+    predictor = StepPredictor(prepared, this_machine())
+    steering = [] if config.target_itl_ms is None else [_describe_target(config, predictor)]
     engine = Engine(
         executor=executor,
-        scheduler=_scheduler(config, cache, executor.fingerprint),
+        scheduler=_scheduler(config, cache, executor.fingerprint, predictor),
         intake=intake,
         decoder=_decoder(tokenizer, program.vocab_size),
         clock=clock.monotonic,
         compiler=None if tokenizer is None else GrammarCompiler(tokenizer, program.vocab_size),
+        predictor=predictor,
     )
     return StartedEngine(
         engine=engine,
         tokenizer=tokenizer,
         chat=face.chat,
         sampling_defaults=face.sampling_defaults,
-        reasons=(_describe(files, executor, backend), *executor.notes, *cache.reasons),
+        reasons=(
+            _describe(files, executor, backend),
+            *executor.notes,
+            *cache.reasons,
+            *steering,
+        ),
     )
 
 
-def _scheduler(config: EngineConfig, cache: CacheSettings, fingerprint: str) -> Scheduler:
+def _scheduler(
+    config: EngineConfig, cache: CacheSettings, fingerprint: str, cost: StepCost
+) -> Scheduler:
     blocks = BlockManager(
         cache.num_blocks,
         cache.block_size,
@@ -101,12 +117,21 @@ def _scheduler(config: EngineConfig, cache: CacheSettings, fingerprint: str) -> 
         max_num_seqs=config.max_num_seqs,
         max_chunk_tokens=config.long_prefill_token_threshold,
         policy=config.scheduling_policy,
+        cost=cost,
+        target_itl=None if config.target_itl_ms is None else config.target_itl_ms / 1e3,
     )
 
 
 def _describe(files: ModelFiles, executor: Executor, backend: Backend) -> str:
     because = f", since {backend.reason}" if backend.reason else ""
     return f"{files.path.name} on the {executor.name} executor{because}"
+
+
+def _describe_target(config: EngineConfig, predictor: StepPredictor) -> str:
+    return (
+        f"prompts leave {config.target_itl_ms:g} ms between tokens; predicted at first by limits "
+        f"{predictor.machine.source}"
+    )
 
 
 def _free_beside(weight_bytes: int, available: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.core.scheduler import Scheduler
+from octavo.engine.outlook import Outlook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class EngineStats:
     num_queried_tokens, num_reused_tokens: prompt tokens that the cache was asked for, and found
         in it, counted once per request.
     num_recomputed_tokens: tokens lost by preemption and computed again.
+    outlook: predicted steps; None without a cost model.
     """
 
     step: int
@@ -44,6 +46,7 @@ class EngineStats:
     num_forks: int
     num_evicted_blocks: int
     step_time: float
+    outlook: Outlook | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -68,7 +71,12 @@ class EngineStats:
 
 
 def take_snapshot(
-    scheduler: Scheduler, *, step: int, step_time: float, num_compiling: int = 0
+    scheduler: Scheduler,
+    *,
+    step: int,
+    step_time: float,
+    num_compiling: int = 0,
+    outlook: Outlook | None = None,
 ) -> EngineStats:
     """Return the state of `scheduler` as it stands between two steps.
 
@@ -98,4 +106,5 @@ def take_snapshot(
         num_forks=counters.num_forks,
         num_evicted_blocks=blocks.num_evicted,
         step_time=step_time,
+        outlook=outlook,
     )

@@ -38,7 +38,7 @@ from octavo.errors import EngineDeadError, OctavoError
 WATCH_SECONDS = 0.25
 EXIT_SECONDS = 1.0
 MAX_RESTARTS, RESTART_WINDOW_SECONDS = 3, 60.0
-STEP_FACTOR = 5  # a step may take so many times the last one
+STEP_FACTOR = 5  # a step may take so many times what is predicted, or what the last one took
 
 
 class _Connection(asyncio.Protocol):
@@ -76,7 +76,7 @@ class ChildClient(ClientBase):
     """Starts a child, watches its heartbeat, and starts another when it ends.
 
     step_timeout: seconds without a finished step, while requests run, after which a child counts as
-    hung, unless its last step took more than a fifth of that.
+    hung, unless its last step took more than a fifth of that or the present one is predicted to.
     """
 
     def __init__(
@@ -134,7 +134,8 @@ class ChildClient(ClientBase):
 
     @property
     def _longest_silence(self) -> float:
-        return max(self._step_timeout, STEP_FACTOR * self._last_step_seconds)
+        step = max(self._last_step_seconds, self._expected_seconds)
+        return max(self._step_timeout, STEP_FACTOR * step)
 
     def _send(self, command: Command) -> None:
         assert self._connection is not None
@@ -158,7 +159,8 @@ class ChildClient(ClientBase):
         """Start a process and connect to it. The event loop's thread must be one that lasts."""
         ours, theirs = socket.socketpair()
         self._spawned_at = clock.monotonic()
-        self._last_step_seconds, self._start_error, self._is_hung = 0.0, None, False
+        self._last_step_seconds = self._expected_seconds = 0.0
+        self._start_error, self._is_hung = None, False
         number = theirs.fileno()
         command = [sys.executable, "-m", "octavo.engine.child", str(number), str(os.getpid())]
         with theirs:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cost.hardware import MEASURED, Machine
-from octavo.engine.machine import available_cpus, available_memory
-from octavo.planning.machine import cpu_model
+from octavo.engine.machine import available_cpus, available_memory, cpu_model
 from octavo.planning.probes import FORMATS, WORKING_SETS, Prober, thread_counts
 from octavo.planning.surroundings import Finding, findings
 

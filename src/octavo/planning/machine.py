@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.engine.machine import available_cpus
+from octavo.engine.machine import available_cpus, cpu_model
 
 _PACKAGE = Path(__file__).parent.parent
 
@@ -25,17 +25,6 @@ def describe_machine(package: Path = _PACKAGE) -> dict[str, str | int]:
     }
     commit = _commit(package)
     return {**found, "commit": commit} if commit else found
-
-
-def cpu_model() -> str:
-    """Return the CPU's name as the kernel tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _commit(package: Path) -> str:

@@ -15,7 +15,7 @@ from octavo.config import EngineConfig
 from octavo.core.blocks import BlockManager
 from octavo.core.scheduler import Scheduler
 from octavo.cost.hardware import Machine
-from octavo.cost.steps import StepTimes
+from octavo.cost.predictor import StepPredictor
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake
 from octavo.engine.outputs import OutputDelta
@@ -143,7 +143,7 @@ class Simulator:
         # The pool is that of the machine, whatever one request needs.
         self.capacity: Capacity = capacity(prepared, machine, config, 2)
         self.clock = VirtualClock()
-        self.engine = _engine(subject, StepTimes(prepared, machine), self, config)
+        self.engine = _engine(subject, StepPredictor(prepared, machine), self, config)
 
     def run(
         self,
@@ -206,11 +206,11 @@ class Simulator:
 
 
 def _engine(
-    subject: Subject, steps: StepTimes, simulator: Simulator, config: EngineConfig
+    subject: Subject, predictor: StepPredictor, simulator: Simulator, config: EngineConfig
 ) -> Engine:
     found, clock = simulator.capacity, simulator.clock
     executor = SimulatedExecutor(
-        steps, clock, num_blocks=found.num_blocks, block_size=found.block_size
+        predictor.times, clock, num_blocks=found.num_blocks, block_size=found.block_size
     )
     blocks = BlockManager(
         found.num_blocks,
@@ -224,6 +224,8 @@ def _engine(
         max_num_seqs=config.max_num_seqs,
         max_chunk_tokens=config.long_prefill_token_threshold,
         policy=config.scheduling_policy,
+        cost=predictor,
+        target_itl=None if config.target_itl_ms is None else config.target_itl_ms / 1e3,
     )
     intake = Intake(
         tokenizer=None,

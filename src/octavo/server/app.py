@@ -23,7 +23,7 @@ from octavo.server import failures
 from octavo.server.answering import ClientGoneError
 from octavo.server.embeddings import Embeddings
 from octavo.server.gate import Gate
-from octavo.server.generation import Generation
+from octavo.server.generation import IGNORED, QUEUE_POSITION, Generation
 from octavo.server.keys import read_keys
 from octavo.server.service import Service
 from octavo.server.state import State
@@ -104,7 +104,7 @@ def create_app(service: Service) -> FastAPI:
             allow_origins=[origin.strip() for origin in config.allowed_origins.split(",")],
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-octavo-ignored", "retry-after"],
+            expose_headers=["x-request-id", IGNORED, QUEUE_POSITION, "retry-after"],
         )
     return app
 

@@ -27,6 +27,7 @@ from octavo.server.turns import take_turn
 
 BEGIN_SECONDS = 5.0  # a stream's status waits so long for the first thing to tell
 IGNORED = "x-octavo-ignored"
+QUEUE_POSITION = "x-octavo-queue-position"
 
 
 class Generation:
@@ -135,6 +136,7 @@ class Generation:
         self, reply: Reply, body: SamplingFields, http: HttpRequest, headers: dict[str, str]
     ) -> Response:
         reply.note = http.scope[NOTE]
+        headers = {**headers, QUEUE_POSITION: str(reply.requests[0].queue_position)}
         if not body.wants_stream:
             return JSONReply(await answer_whole(reply, http.receive), headers=headers)
         options = body.stream_options

@@ -18,6 +18,7 @@ from octavo.engine import clock
 from octavo.engine.client import EngineClient, EngineState
 from octavo.engine.intake import Prompt
 from octavo.engine.messages import Stepped
+from octavo.engine.outlook import Outlook
 from octavo.engine.streams import DeltaStream
 from octavo.errors import (
     DeadlineError,
@@ -35,10 +36,19 @@ DRAIN_LOOK_SECONDS = 0.02
 
 
 class OpenRequest:
-    """One prompt in the engine: its stream, and the timers that bound it."""
+    """One prompt in the engine: its stream, and the timers that bound it.
 
-    def __init__(self, stream: DeltaStream, on_close: Callable[["OpenRequest"], None]) -> None:
+    queue_position: when it came; the next to begin was 1.
+    """
+
+    def __init__(
+        self,
+        stream: DeltaStream,
+        on_close: Callable[["OpenRequest"], None],
+        queue_position: int = 1,
+    ) -> None:
         self.stream = stream
+        self.queue_position = queue_position
         self.opened_at = clock.monotonic()
         self._on_close = on_close
         self._timers: list[asyncio.TimerHandle] = []
@@ -84,7 +94,7 @@ class Service:
             max_requests=config.max_waiting_requests,
             max_tokens=config.max_waiting_tokens,
             num_seats=client.config.max_num_seqs,
-            rate=lambda: client.tokens_per_second,
+            outlook=self._outlook,
         )
         self.registry = CollectorRegistry()
         self._metrics = ServerMetrics(self.registry, self.model_names[0])
@@ -116,6 +126,10 @@ class Service:
             raise RetryLaterError(
                 f"The engine is {status.state}: {status.reason}.", status.retry_after
             )
+
+    def _outlook(self) -> Outlook | None:
+        stats = self.client.stats()
+        return None if stats is None else stats.outlook
 
     def _observe(self, step: Stepped | None) -> None:
         if step is None:
@@ -169,7 +183,7 @@ class Service:
             ticket.leave()
             self._open.discard(closed)
 
-        opened = OpenRequest(stream, forget)
+        opened = OpenRequest(stream, forget, ticket.position)
         self._open.add(opened)
         self._bound(opened, timeout)
         return opened
@@ -180,7 +194,7 @@ class Service:
             limit,
             QueueTimeoutError(
                 f"The request waited {limit:g} s, which is the longest that the server lets it.",
-                self.admission.backlog_seconds(),
+                self.admission.retry_after(),
             ),
             only_waiting=True,
         )

@@ -14,9 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from octavo.cost.hardware import Efficiency, Machine, assumed_machine
-from octavo.engine.machine import available_cpus, available_memory
+from octavo.engine.machine import available_cpus, available_memory, cpu_model
 from octavo.native import library
-from octavo.planning.machine import cpu_model
 from octavo.weights.fetch import cache_folder
 
 

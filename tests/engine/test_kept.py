@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo.cost.hardware import MACHINES, Machine
-from octavo.planning import kept
+from octavo.engine import kept
 
 MEASURED = replace(MACHINES["xeon-8480"], name="this", title="measured", source="octavo doctor")
 

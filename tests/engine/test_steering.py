@@ -1,0 +1,117 @@
+"""A target between tokens, held on virtual time by the real engine and scheduler."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from octavo.core.blocks import BlockManager
+from octavo.core.scheduler import Scheduler
+from octavo.cost.hardware import MACHINES, Machine
+from octavo.cost.predictor import StepPredictor
+from octavo.cost.steps import StepTimes
+from octavo.engine.engine import Engine
+from octavo.engine.intake import Intake
+from octavo.executors.preparing import prepare
+from octavo.executors.simulated import SimulatedExecutor, VirtualClock, build_lengths
+from tests.engines import greedy, tokens
+from tests.planning.subjects import SHAPE
+from tests.program.networks import network
+
+PREPARED = prepare(network(**SHAPE), lambda _: "BF16", "channel")
+MACHINE = MACHINES["ryzen-7950x"]
+NUM_STREAMS = 16
+
+
+def slower(machine: Machine, factor: float) -> Machine:
+    """Return a machine on which everything takes `factor` times as long."""
+    efficiency = machine.efficiency
+    return replace(
+        machine,
+        efficiency=efficiency._replace(
+            products=efficiency.products / factor,
+            memory=efficiency.memory / factor,
+            overhead=efficiency.overhead * factor,
+        ),
+    )
+
+
+def engine(target: float | None, predicted: Machine, real: Machine) -> Engine:
+    """Return a simulated engine that runs on one machine and believes in another."""
+    clock = VirtualClock()
+    executor = SimulatedExecutor(
+        StepTimes(PREPARED, real), clock, num_blocks=2000, block_size=16, spells=7
+    )
+    predictor = StepPredictor(PREPARED, predicted)
+    return Engine(
+        executor=executor,
+        scheduler=Scheduler(
+            BlockManager(2000, 16), max_num_batched_tokens=512, cost=predictor, target_itl=target
+        ),
+        intake=Intake(
+            tokenizer=None, vocab_size=300, max_model_len=4096, max_pool_tokens=32000, seed=0
+        ),
+        decoder=None,
+        clock=clock,
+        build=build_lengths,
+        predictor=predictor,
+    )
+
+
+def steps(made: Engine, until: str) -> list[float]:
+    """Step until a request ends; return the seconds of each step."""
+    seconds = []
+    while True:
+        before = made._clock()
+        deltas = made.step()
+        seconds.append(made._clock() - before)
+        if any(delta.request_id == until and delta.is_last for delta in deltas):
+            return seconds
+
+
+def gaps(target_factor: float | None, predicted: Machine, real: Machine) -> tuple[float, list]:
+    """Return the seconds of a step of the streams alone, and of those while prompts come."""
+    made = engine(None, predicted, real)
+    for number in range(NUM_STREAMS):
+        made.add(tokens(8, seed=number), greedy(3000), request_id=f"stream {number}")
+    for _ in range(30):
+        made.step()
+    alone = made.stats().step_time
+    if target_factor is not None:
+        made.scheduler.target_itl = target_factor * alone
+    for number in range(3):
+        made.add(tokens(2000, seed=100 + number), greedy(1), request_id=f"prompt {number}")
+    return alone, steps(made, "prompt 2")
+
+
+def test_on_the_predicted_machine_no_step_misses_the_target() -> None:
+    alone, found = gaps(3.0, MACHINE, MACHINE)
+    assert max(found) <= 3.0 * alone * (1 + 1e-9)
+    assert np.median(found) > 2.7 * alone, "the time is used"
+
+
+def test_without_a_target_prompts_make_streams_wait() -> None:
+    alone, found = gaps(None, MACHINE, MACHINE)
+    assert max(found) > 3.0 * alone
+
+
+@pytest.mark.parametrize("factor", [0.4, 2.5, 8.0])
+def test_on_another_machine_than_predicted_measured_steps_bring_the_target_back(
+    factor: float,
+) -> None:
+    alone, found = gaps(3.0, MACHINE, slower(MACHINE, factor))
+    assert np.percentile(found, 95) <= 1.3 * 3.0 * alone
+    assert np.median(found) > 2.4 * alone
+
+
+def test_an_engine_accounts_for_its_last_step() -> None:
+    made = engine(None, MACHINE, MACHINE)
+    assert made.last_step() is None
+    made.add(tokens(50), greedy(2), request_id="a")
+    made.step()
+    found = made.last_step()
+    assert found is not None
+    assert found.num_rows == 50
+    assert found.measured == made.stats().step_time == pytest.approx(found.predicted)
+    made.step()
+    assert made.last_step().num_rows == 1  # type: ignore[union-attr]
