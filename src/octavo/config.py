@@ -104,6 +104,14 @@ class EngineConfig(_Settings):
     generation_config: Literal["auto", "none"] = _setting(
         "auto", "Whether the model's generation_config sets sampling defaults."
     )
+    explain_max_requests: int = _setting(
+        1000,
+        "Ended requests whose life `octavo explain` can tell, the latest; 0 records nothing.",
+        minimum=0,
+    )
+    explain_seconds: float = _setting(
+        3600.0, "How long the life of an ended request is kept, in seconds.", minimum=0
+    )
     seed: int = _setting(0, "Seed from which requests without one derive theirs.")
 
     def __post_init__(self) -> None:
