@@ -16,8 +16,8 @@ from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from octavo.core.blocks import BlockCopy, BlockManager
-from octavo.core.steering import Room, StepCost
 from octavo.core.lookup import CacheLookup
+from octavo.core.steering import Room, StepCost
 from octavo.errors import InvalidParameterError, PoolTooSmallError
 from octavo.request import FinishReason, Request, Sequence, SequenceStatus
 

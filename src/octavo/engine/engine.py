@@ -16,8 +16,8 @@ from octavo.cost.predictor import StepAccount, StepPredictor, StepPrice
 from octavo.engine.constraints import Constraints
 from octavo.engine.grammar import COMPILE_SECONDS, Grammar, GrammarCompiler
 from octavo.engine.intake import Intake, Prompt
-from octavo.engine.outlook import look_ahead
 from octavo.engine.lives import Life, LifeRecorder
+from octavo.engine.outlook import look_ahead
 from octavo.engine.outputs import OutputDelta, PromptLogprobs, PromptProgress, to_logprobs
 from octavo.engine.pooling import StatePool
 from octavo.engine.stats import EngineStats, take_snapshot

@@ -12,31 +12,17 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import add, sub
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from octavo.core.lookup import CacheLookup
 from octavo.core.scheduler import LOOK_AHEAD, Chunk, StepPlan
+from octavo.cost.predictor import StepAccount
 from octavo.request import Request, Sequence, SequenceStatus
 
 Stage = Literal["grammar", "queued", "prefill", "decode", "preempted", "recompute"]
 PartName = Literal[Stage, "sat out", "mask", "between"]
 _FILLING = ("prefill", "recompute")
 _RUNNING = (*_FILLING, "decode")
-
-
-class StepFigures(Protocol):
-    """What a step did, as the cost model accounts for it."""
-
-    @property
-    def flops(self) -> int: ...  # noqa: D102
-    @property
-    def num_bytes(self) -> int: ...  # noqa: D102
-    @property
-    def measured(self) -> float: ...  # noqa: D102
-    @property
-    def bound(self) -> str: ...  # noqa: D102
-    @property
-    def roofline_share(self) -> float: ...  # noqa: D102
 
 
 class Work(NamedTuple):
@@ -282,7 +268,7 @@ class LifeRecorder:
         plan: StepPlan,
         held: Set[Sequence],
         seconds: float,
-        figures: StepFigures | None,
+        figures: StepAccount | None,
         now: float,
     ) -> None:
         """A plan was computed, in `seconds` to `now`. held: sequences that it had to leave out."""
@@ -382,7 +368,7 @@ class LifeRecorder:
         )
 
 
-def _work(plan: StepPlan, seconds: float, figures: StepFigures | None) -> Work:
+def _work(plan: StepPlan, seconds: float, figures: StepAccount | None) -> Work:
     num_chunks = len(plan.chunks)
     if figures is None:
         return Work(1, seconds, num_chunks)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.core.scheduler import Scheduler
-from octavo.engine.outlook import Outlook
 from octavo.engine.lives import NO_WORK, Work
+from octavo.engine.outlook import Outlook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
