@@ -95,7 +95,7 @@ def test_request_alone_is_a_prefill_and_decodes() -> None:
     assert decode.seconds == pytest.approx(4 * STEP, rel=0.02)
     assert life.num_generated_tokens == 5
     assert life.finish_reason == "length"
-    assert names(life) == ["queued", "prefill", "between", "decode"]
+    assert names(life) == ["queued", "prefill", "decode", "between"]
     assert_adds_up(life)
 
 
@@ -181,6 +181,25 @@ def test_samples_of_one_prompt_share_one_life() -> None:
     assert life.num_samples == 3
     assert part(life, "decode").work.num_chunks == 3 * 4
     assert part(life, "prefill").num_tokens == 40
+    assert_adds_up(life)
+
+
+def test_sample_that_ends_with_its_first_token_leaves_the_others_running() -> None:
+    with tiny(block_size=16) as llm:
+        request = llm.engine.add(tokens(20), drawn(6, n=3, seed=5))
+        samples: dict[int, list[int]] = {}
+        for delta in drain(llm.engine):
+            samples.setdefault(delta.index, []).extend(delta.token_ids)
+        stop = next(s[0] for s in samples.values() if sum(s[0] in o for o in samples.values()) == 1)
+        llm.engine.lives.take_ended()
+        params = drawn(6, n=3, seed=5, stop_token_ids=[stop])
+        llm.engine.add(tokens(20), params)
+        drain(llm.engine)
+        (life,) = llm.engine.lives.take_ended()
+    assert request.params.n == 3
+    assert life.num_generated_tokens == 1 + 6 + 6
+    assert "preempted" not in names(life)
+    assert part(life, "decode").work.num_steps == 5
     assert_adds_up(life)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.lives import Life
-from octavo.errors import RequestNotFoundError
+from octavo.errors import RequestNotFoundError, SettingError
 from octavo.server.keys import ANYBODY, Caller
 from octavo.server.records import MAX_PROMPTS, Records
 from tests.server.serving import (
@@ -367,10 +367,12 @@ def _life(request_id: str) -> Life:
     )
 
 
-@pytest.mark.parametrize("name", ["explain_max_requests", "explain_seconds"])
-def test_settings_below_zero_are_refused(name: str) -> None:
-    with pytest.raises(Exception, match=f"{name} must be at least 0"):
-        EngineConfig.from_dict({name: -1})
+@pytest.mark.parametrize(
+    ("config", "name"), [(EngineConfig, "explain_max_requests"), (ServerConfig, "explain_seconds")]
+)
+def test_settings_below_zero_are_refused(config: Any, name: str) -> None:
+    with pytest.raises(SettingError, match=f"{name} must be at least 0"):
+        config.from_dict({name: -1})
 
 
 def test_key_file_is_what_decides_who_is_who(tmp_path: Path) -> None:

@@ -162,8 +162,8 @@ class Engine:
         self.scheduler.blocks.forget()
 
     def life_of(self, request_id: str) -> Life | None:
-        """Return the life so far of a request that has not ended; None if there is none."""
-        return self.lives.so_far(request_id, self._clock())
+        """Return what happened to a request, so far if it goes on; None if nothing is kept."""
+        return self.lives.life_of(request_id, self._clock())
 
     def prompt_progress(self) -> list[PromptProgress]:
         """Return how far the running requests have come whose prompts are not computed yet."""
@@ -436,7 +436,7 @@ class Engine:
             )
             del self._active[request.request_id]
         elif reason is not None:
-            self.lives.sample_ended(request.request_id, self._clock())
+            self.lives.sample_ended(request.request_id)
         self._pending.append(
             OutputDelta(
                 request_id=request.request_id,

@@ -20,7 +20,7 @@ _PARTS = {
     "prefill": "steps that computed its prompt",
     "decode": "steps that drew its tokens",
     "recompute": "steps that computed what preemption had lost",
-    "sat out": "steps that left it out, since others used the token budget",
+    "sat out": "steps that left it out, since others used their budget",
     "mask": "waiting for the mask of its structured output",
     "between": "between steps: planning, text, messages",
 }

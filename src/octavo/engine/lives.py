@@ -82,7 +82,7 @@ NO_WORK = Work()
 class Part:
     """Some seconds of a life that went to one thing.
 
-    name: a stage, or within the running ones "sat out" (steps without a share of the token budget),
+    name: a stage, or within the running ones "sat out" (steps whose budget others used),
     "mask" (a structured output's mask was not ready), "between" (outside steps: planning, text,
     messages). reason: what it waited for. work: of the steps that it took part in. Where those
     filled its cache: num_tokens, computed of it; num_beside, decoding sequences beside it, summed
@@ -202,6 +202,8 @@ class LifeRecorder:
         # Sequences whose cache is being filled, for the first time or after a preemption.
         self._filling: dict[Sequence, _Open] = {}
         self._ended: deque[Life] = deque(maxlen=max_kept)
+        # Requests that lost a sample since the last plan: only now are all their others known.
+        self._thinned: list[str] = []
 
     # --- what is told to whom asks --------------------------------------------------------------
 
@@ -211,10 +213,13 @@ class LifeRecorder:
         self._ended.clear()
         return lives
 
-    def so_far(self, request_id: str, now: float) -> Life | None:
-        """Return the life of a request that has not ended; None if there is no such request."""
+    def life_of(self, request_id: str, now: float) -> Life | None:
+        """Return the life so far of an open request, or one that ended and was not taken."""
         opened = self._open.get(request_id)
-        return None if opened is None else self._life(opened, now)
+        if opened is not None:
+            return self._life(opened, now)
+        ended = reversed(self._ended)
+        return next((life for life in ended if life.request_id == request_id), None)
 
     # --- a request's turns ----------------------------------------------------------------------
 
@@ -232,11 +237,9 @@ class LifeRecorder:
         if (opened := self._open.get(request_id)) is not None:
             self._enter(opened, "queued", "new", now)
 
-    def sample_ended(self, request_id: str, now: float) -> None:
+    def sample_ended(self, request_id: str) -> None:
         """One of several samples has ended; those left may all be waiting."""
-        opened = self._open.get(request_id)
-        if opened is not None and opened.stage in _RUNNING and not opened.runs:
-            self._enter(opened, "preempted", "preempted", now)
+        self._thinned.append(request_id)
 
     def end(self, request_id: str, now: float, finish_reason: str) -> None:
         """The request's last delta has been made."""
@@ -251,8 +254,11 @@ class LifeRecorder:
 
     def planned(self, plan: StepPlan, waiting: list[Sequence], now: float) -> None:
         """A step has been planned at `now`; `waiting` is the queue that it left."""
+        thinned, self._thinned = self._thinned, []
         if not self.is_on:
             return
+        for request_id in thinned:
+            self._settle(request_id, now)
         for sequence in plan.preempted:
             self._preempt(sequence, now)
         for sequence, lookup in zip(plan.admitted, plan.lookups, strict=True):
@@ -293,6 +299,11 @@ class LifeRecorder:
         opened.lost[sequence.index] = max(before, sequence.num_lost)
         if not opened.runs:
             self._enter(opened, "preempted", sequence.why_waiting, now)
+
+    def _settle(self, request_id: str, now: float) -> None:
+        opened = self._open.get(request_id)
+        if opened is not None and opened.stage in _RUNNING and not opened.runs:
+            self._enter(opened, "preempted", "preempted", now)
 
     def _admit(self, sequence: Sequence, lookup: CacheLookup, now: float) -> None:
         opened = self._open[sequence.request.request_id]

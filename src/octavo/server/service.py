@@ -105,8 +105,9 @@ class Service:
         )
         self.registry = CollectorRegistry()
         self._metrics = ServerMetrics(self.registry, self.model_names[0])
-        kept = client.config
-        self.records = Records(kept.explain_max_requests, kept.explain_seconds, clock.monotonic)
+        self.records = Records(
+            client.config.explain_max_requests, config.explain_seconds, clock.monotonic
+        )
         client.observe(self._observe)
         self._open: set[OpenRequest] = set()
         self._serial = itertools.count()
