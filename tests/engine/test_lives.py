@@ -115,17 +115,15 @@ def test_long_prompt_is_cut_into_steps_beside_the_decodes_of_others() -> None:
     assert_adds_up(life)
 
 
-def test_prompt_without_a_share_of_the_budget_sits_steps_out() -> None:
-    watched = Watched(max_num_batched_tokens=16, max_num_seqs=8)
-    first = watched.add(64, 2, seed=1)
-    second = watched.add(40, 2, seed=2)
-    lives = watched.lives()
-    waited = [
-        p for p in lives[second].parts if p.name in ("sat out", "queued") and p.seconds >= STEP
-    ]
-    assert sum(p.seconds for p in waited) == pytest.approx(3 * STEP, rel=0.1)
-    for life in (lives[first], lives[second]):
-        assert_adds_up(life)
+def test_prompt_whose_budget_others_use_sits_steps_out() -> None:
+    watched = Watched(max_num_batched_tokens=16, max_num_seqs=16, max_chunk_tokens=7)
+    watched.add(50, 1, seed=1)
+    second = watched.add(50, 1, seed=2)
+    watched.add(1, 5, seed=3, n=9)  # from the second step on, 9 of 16 tokens are theirs
+    life = watched.lives()[second]
+    assert part(life, "sat out").seconds == pytest.approx(4 * STEP, rel=0.02)
+    assert part(life, "prefill").num_tokens == 50
+    assert_adds_up(life)
 
 
 def test_queue_says_why_and_for_how_long() -> None:

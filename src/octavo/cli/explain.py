@@ -53,7 +53,8 @@ def _ask(request_id: str, url: str) -> Json:
 
 def _refusal(error: HTTPError, url: str) -> str:
     told = _parsed(error.read()).get("error")
-    message = told.get("message") if isinstance(told, dict) else None
+    told = told if isinstance(told, dict) else {}
+    message = told.get("message")
     if not message or (error.code == 404 and told.get("code") != "request_not_found"):
         return f"What answers at {url} explains no requests: it said {error.code}. Is it Octavo?"
     return str(message)

@@ -28,7 +28,7 @@ _PARTS = {
 
 def explain(life: Life) -> list[str]:
     """Return the sentences that tell a life, in the order of its stages."""
-    parts = {part.name: part for part in life.parts if part.name not in ("queued", "preempted")}
+    parts = {str(part.name): part for part in life.parts if not part.reason}
     return [
         *(f"Compiled its grammar for {duration(p.seconds)}." for p in [parts.get("grammar")] if p),
         *_waits(life, "queued"),

@@ -349,7 +349,7 @@ class LifeRecorder:
     def _hold(self, held: Set[Sequence], step: Work) -> None:
         for opened in {self._open[s.request.request_id] for s in held}:
             running = [s for s in opened.sequences.values() if s.status is SequenceStatus.RUNNING]
-            if running and held.issuperset(running):
+            if running and held >= set(running):
                 opened.held = opened.held.plus(step)
 
     def _enter(self, opened: _Open, stage: Stage, reason: str, now: float) -> None:
