@@ -4,8 +4,9 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from octavo.errors import RequestNotFoundError, SettingError
 from octavo.server.keys import ANYBODY, Caller
 from octavo.server.records import MAX_PROMPTS, Records
 from tests.server.serving import (
+    PATIENCE,
     Calls,
     ProcessServer,
     ThreadServer,
@@ -38,7 +40,7 @@ def explained(calls: Calls, request_id: str, **options: Any) -> dict[str, Any]:
     for each in [told, *told.get("prompts", ())]:
         seconds = sum(part["seconds"] for part in each["parts"])
         assert seconds == pytest.approx(each["wall_seconds"], abs=1e-6)
-        assert all(part["seconds"] > -1e-6 for part in each["parts"])
+        assert all(part["seconds"] > -1e-6 for part in each["parts"]), each["parts"]
     return told
 
 
@@ -130,18 +132,44 @@ def test_of_many_inputs_the_first_are_told(calls: Calls) -> None:
 # --- requests that did not end well -------------------------------------------------------------
 
 
+class Metered:
+    """An executor that takes a permit for each step."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.permits = threading.Semaphore(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def submit(self, batch: Any) -> Any:
+        assert self.permits.acquire(timeout=PATIENCE)
+        return self._inner.submit(batch)
+
+
 def test_running_request_is_told_so_far() -> None:
-    config = engine_config(num_gpu_blocks_override=256)
     headers, fields = {"x-request-id": "runs"}, completion(max_tokens=900, stream=True)
-    with ThreadServer(config) as server, server.calls() as calls, server.calls() as other:
-        with calls.stream("POST", PATH, json=fields, headers=headers) as reply:
-            next(read_events(reply))
-            told = explained(other, "runs")
-        assert told["status"] == "running"
-        assert told["finish_reason"] is None
-        assert told["generated_tokens"] > 0
-        assert told["summary"][-1].startswith("It goes on")
+    with ThreadServer() as server, server.calls() as calls, server.calls() as other:
+        metered = server.engine.executor = Metered(server.engine.executor)
+        metered.permits.release(3)
+        with (
+            calls.stream("POST", PATH, json=fields, headers=headers) as reply,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            events = read_events(reply)  # kept, for the reply is given up with it
+            next(events)
+            asked = pool.submit(explained, other, "runs")
+            while not wait([asked], timeout=0.02).done:
+                metered.permits.release()  # the engine answers between two steps
+            told = asked.result()
+            del events
+        metered.permits.release(1000)
         until_idle(server)
+    assert told["status"] == "running"
+    assert told["finish_reason"] is None
+    assert 0 < told["generated_tokens"] < 900
+    assert told["summary"][-1].startswith("It goes on")
+    assert names(told)[-1] != "reply"
 
 
 def test_client_that_left_is_told() -> None:

@@ -89,23 +89,22 @@ def _status(record: RequestRecord, prompts: list[Json]) -> str:
 
 
 def _of_prompt(record: RequestRecord, prompt: PromptRecord, life: Life | None, now: float) -> Json:
-    end = now if prompt.closed_at is None else prompt.closed_at
-    wall = end - record.began_at
+    closed_at = prompt.closed_at
     if life is None:
-        return _lost(prompt, wall)
-    if prompt.closed_at is None:
-        wall = life.until - record.began_at
+        return _lost(prompt, (now if closed_at is None else closed_at) - record.began_at)
     before = life.arrival_time - record.began_at
     parts = [_part("handover", "checked, tokenised and handed to the engine", before)]
     parts += [_of_part(part) for part in life.parts]
-    if prompt.closed_at is not None:
+    # A reply that was given up is closed before its request ends in the engine.
+    end = life.until if closed_at is None else max(closed_at, life.until)
+    if end > life.until:
         parts.append(_part("reply", "sending the end of the reply", end - life.until))
     summary = explain(life)
     if prompt.why:
         summary.append(f"The server ended it: {prompt.why.rstrip('.')}.")
     return {
         "status": "running" if life.finish_reason is None else "ended",
-        "wall_seconds": wall,
+        "wall_seconds": end - record.began_at,
         "summary": summary,
         "parts": parts,
         "finish_reason": life.finish_reason,
