@@ -1,5 +1,6 @@
 """Lives of requests: their parts add up, and say where the time went."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -35,12 +36,16 @@ class SlowExecutor(InstantExecutor):
 class Watched:
     """An engine on a clock that advances by steps and whenever it is read."""
 
-    def __init__(self, *, num_blocks: int = 64, max_kept: int = 1000, **settings) -> None:
+    def __init__(
+        self, *, num_blocks: int = 64, max_kept: int = 1000, caching: bool = True, **settings
+    ) -> None:
         self.clock = VirtualClock()
         executor = SlowExecutor(self.clock, num_blocks, 16)
         self.engine = Engine(
             executor=executor,
-            scheduler=Scheduler(BlockManager(num_blocks, 16), **settings),
+            scheduler=Scheduler(
+                BlockManager(num_blocks, 16, enable_prefix_caching=caching), **settings
+            ),
             intake=Intake(
                 tokenizer=None,
                 vocab_size=300,
@@ -173,6 +178,20 @@ def test_preempted_requests_say_what_was_computed_again() -> None:
         assert_adds_up(life)
 
 
+def test_tokens_lost_twice_on_their_way_back_are_counted_as_often_as_computed() -> None:
+    watched = Watched(
+        num_blocks=8, max_num_batched_tokens=10, max_num_seqs=8, max_chunk_tokens=1, caching=False
+    )
+    for seed, (prompt, max_tokens) in enumerate([(11, 95), (20, 42), (39, 37)]):
+        watched.add(prompt, max_tokens, seed=seed)
+    lives = watched.lives().values()
+    counters = watched.engine.scheduler.counters
+    assert sum(life.num_recomputed_tokens for life in lives) == counters.num_recomputed_tokens
+    generated = sum(life.num_generated_tokens for life in lives)
+    needed = 11 + 20 + 39 + generated - len(lives)  # nobody computes the last token of an answer
+    assert counters.num_computed_tokens == needed + counters.num_recomputed_tokens
+
+
 def test_samples_of_one_prompt_share_one_life() -> None:
     life = Watched().alone(40, 5, n=3)
     assert life.num_generated_tokens == 15
@@ -252,6 +271,32 @@ def test_structured_output_waits_for_its_grammar_and_its_masks() -> None:
     assert part(life, "grammar").seconds > 0
     assert part(life, "decode").work.num_steps > 0
     assert_adds_up(life)
+
+
+@pytest.mark.parametrize("has_company", [False, True])
+def test_mask_that_is_late_holds_up_its_own_request(has_company: bool) -> None:
+    """Nobody is left to compute masks: the request is held, and its company goes on."""
+    wanted = StructuredOutputs(regex="[a-z]{30}")
+    gate = threading.Event()
+    with tiny(block_size=16) as llm:
+        engine = llm.engine
+        if has_company:
+            company = engine.add(tokens(20), greedy(100)).request_id
+        held = engine.add("Say", drawn(40, structured_outputs=wanted, ignore_eos=False)).request_id
+        while not any(d.request_id == held and d.token_ids for d in engine.step()):
+            pass
+        for _ in range(2):
+            engine._constraints._threads.submit(gate.wait)
+        for _ in range(5):
+            engine.step()
+        gate.set()
+        drain(engine)
+        lives = {life.request_id: life for life in engine.lives.take_ended()}
+    assert part(lives[held], "mask").seconds > 0
+    assert_adds_up(lives[held])
+    if has_company:
+        assert "mask" not in names(lives[company])
+        assert_adds_up(lives[company])
 
 
 # --- how many are kept --------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from octavo.core.lookup import CacheLookup, CacheMiss
 from octavo.engine.lives import Life, Part, Work
 
+SHORTEST = 5e-5  # seconds worth a sentence
 _WAITS = {
     "new": "for its turn",
     "preempted": "for its turn again",
@@ -178,7 +179,7 @@ def _preemptions(life: Life, recompute: Part | None) -> Iterator[str]:
 def _rest(parts: dict[str, Part]) -> Iterator[str]:
     for name in ("sat out", "mask", "between"):
         part = parts.get(name)
-        if part is not None and part.seconds > 0:
+        if part is not None and part.seconds > SHORTEST:
             yield f"{duration(part.seconds)} {_PARTS[name]}."
 
 

@@ -23,6 +23,7 @@ Stage = Literal["grammar", "queued", "prefill", "decode", "preempted", "recomput
 PartName = Literal[Stage, "sat out", "mask", "between"]
 _FILLING = ("prefill", "recompute")
 _RUNNING = (*_FILLING, "decode")
+NOISE = 1e-9  # seconds that a difference of sums may be off
 
 
 class Work(NamedTuple):
@@ -183,7 +184,7 @@ class _Open:
             before = parts.get(key)
             if before is not None:
                 parts[key] = _joined(before, part)
-            elif part.seconds or part.work.num_steps:
+            elif abs(part.seconds) > NOISE or part.work.num_steps:
                 parts[key] = part
         return parts
 
