@@ -169,10 +169,9 @@ class BlockManager:
             miss = CacheMiss.NOTHING if limit else CacheMiss.TOO_SHORT
         elif evicted_at is not None:
             miss = CacheMiss.EVICTED
-        elif self.cache.goes_on(parent, wanted, length):
-            miss = CacheMiss.DIFFERS
         else:
-            miss = CacheMiss.ENDS
+            goes_on = self.cache.goes_on(parent, wanted, length)
+            miss = CacheMiss.DIFFERS if goes_on else CacheMiss.ENDS
         return PrefixMatch(blocks, partial, start + length, miss, evicted_at)
 
     def admit(self, sequence: Sequence, match: PrefixMatch, length: int, headroom: int) -> bool:
