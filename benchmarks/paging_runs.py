@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from octavo.core.blocks import NO_MATCH, BlockCopy, BlockManager, PrefixMatch
+from octavo.core.lookup import CacheLookup
 from octavo.core.scheduler import Scheduler
 from octavo.request import Request, SamplingParams, Sequence
 
@@ -151,6 +152,10 @@ class ContiguousMemory:
 
     def drain_copies(self) -> list[BlockCopy]:
         """Return nothing: buffers are never copied."""
+        return []
+
+    def drain_lookups(self) -> list[CacheLookup]:
+        """Return nothing: there is no cache."""
         return []
 
 

@@ -12,6 +12,7 @@ from octavo.errors import (
     BadRequestError,
     InvalidParameterError,
     OctavoError,
+    RequestNotFoundError,
 )
 from tests.engines import (
     TINY,
@@ -509,3 +510,25 @@ class TestEnds:
         completion = only(llm, tokens(20), greedy(12, stop=[stop]))
         assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
         assert completion.text == text[: text.index(stop)]
+
+
+class TestExplain:
+    def test_an_output_can_be_explained(self, llm):
+        (output,) = llm.generate(tokens(20), greedy(6), use_tqdm=False)
+        told = llm.explain(output.request_id)
+        assert any(line.startswith("6 tokens: 5 steps") for line in told)
+        assert told[-1].endswith("in the engine: length.")
+
+    def test_a_stream_can_be_explained_while_it_runs(self, llm):
+        stream = llm.stream(tokens(20), greedy(50))
+        request_id = next(stream).request_id
+        assert llm.explain(request_id)[-1].startswith("It goes on")
+        stream.close()
+
+    def test_a_request_that_is_gone_says_how_many_are_kept(self):
+        with tiny(explain_max_requests=1) as llm:
+            first, last = llm.generate([tokens(5), tokens(6)], greedy(2), use_tqdm=False)
+            assert llm.explain(last.request_id)
+            for gone in (first.request_id, "none"):
+                with pytest.raises(RequestNotFoundError, match="The last 1 that ended"):
+                    llm.explain(gone)

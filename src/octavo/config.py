@@ -104,6 +104,11 @@ class EngineConfig(_Settings):
     generation_config: Literal["auto", "none"] = _setting(
         "auto", "Whether the model's generation_config sets sampling defaults."
     )
+    explain_max_requests: int = _setting(
+        1000,
+        "Ended requests of which can be explained what happened, the latest; 0 records nothing.",
+        minimum=0,
+    )
     seed: int = _setting(0, "Seed from which requests without one derive theirs.")
 
     def __post_init__(self) -> None:
@@ -170,6 +175,9 @@ class ServerConfig(_Settings):
     pooling: Literal["mean", "last", "none"] = _setting(
         "mean",
         "What an embedding is of a text's token states: their mean, the last, or none is served.",
+    )
+    explain_seconds: float = _setting(
+        3600.0, "How long an ended request can be explained.", minimum=0
     )
     max_prompts: int = _setting(256, "Prompts in one completion request.", minimum=1)
     keep_alive_seconds: float = _setting(

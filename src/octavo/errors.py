@@ -10,6 +10,7 @@
     ├── AccessError                  401  no API key, or one that the server does not know
     │   └── ForbiddenError           403  a known key, but not for this
     ├── ModelNotFoundError           404  unknown name, missing file, or not to be had offline
+    ├── RequestNotFoundError         404  nothing is kept of a request with this id
     ├── RetryLaterError              503  not now; in `retry_after` seconds it may work
     │   ├── EngineDeadError          503  the engine died or hung while the request ran
     │   ├── QueueFullError           429  more requests or tokens wait than may
@@ -112,6 +113,13 @@ class ModelNotFoundError(OctavoError):
 
     status = 404
     code = "model_not_found"
+
+
+class RequestNotFoundError(OctavoError):
+    """Nothing is kept of a request with this id, or it is not the caller's."""
+
+    status = 404
+    code = "request_not_found"
 
 
 class RetryLaterError(OctavoError):

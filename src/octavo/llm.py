@@ -13,11 +13,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from octavo.config import EngineConfig
+from octavo.engine.explain import explain
 from octavo.engine.intake import Prompt
 from octavo.engine.outputs import OutputCollector, OutputDelta
 from octavo.engine.start import start_engine
 from octavo.engine.stats import EngineStats
-from octavo.errors import BadRequestError, InvalidParameterError
+from octavo.errors import (
+    BadRequestError,
+    InvalidParameterError,
+    RequestNotFoundError,
+    shorten,
+)
 from octavo.progress import GenerationProgress
 from octavo.request import CompletionOutput, RequestOutput, SamplingParams
 
@@ -55,6 +61,20 @@ class LLM:
     def has_chat_template(self) -> bool:
         """Whether `chat` can work with this model."""
         return self._chat.has_template
+
+    def explain(self, request_id: str) -> list[str]:
+        """Return what happened to a request, in sentences; see `RequestOutput.request_id`.
+
+        Raises RequestNotFoundError where nothing is kept of it, as after `explain_max_requests`
+        later ones.
+        """
+        life = self.engine.life_of(request_id)
+        if life is None:
+            raise RequestNotFoundError(
+                f"Nothing is known of a request {shorten(request_id)}. The last "
+                f"{self.config.explain_max_requests:,} that ended are kept (explain_max_requests)."
+            )
+        return explain(life)
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the engine."""

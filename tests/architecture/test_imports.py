@@ -16,6 +16,7 @@ CORE_MAY_IMPORT = {
     "bisect",
     "collections",
     "dataclasses",
+    "enum",
     "hashlib",
     "itertools",
     "octavo",

@@ -358,3 +358,48 @@ def test_two_models_in_one_registry_are_refused(llm):
     ServerMetrics(registry, "a")
     with pytest.raises(ValueError, match="Duplicated timeseries"):
         ServerMetrics(registry, "b")
+
+
+# --- steps --------------------------------------------------------------------------------------
+
+
+def test_flops_and_bytes_are_those_of_the_last_step_and_the_mean_of_all(scraped):
+    """Two steps that differ: a prompt of 20 tokens, and a decode of one."""
+    scraped.add(tokens(20), greedy(2))
+    scraped.step()
+    first = {name: scraped[f"octavo:step_{name}", "last"] for name in ("flops", "bytes")}
+    scraped.step()
+    for name, total in (("flops", "octavo:flops_total"), ("bytes", "octavo:bytes_moved_total")):
+        last = scraped[f"octavo:step_{name}", "last"]
+        assert 0 < last < first[name]
+        assert scraped[f"octavo:step_{name}", "mean"] == pytest.approx((first[name] + last) / 2)
+        assert scraped[total] == first[name] + last
+
+
+def test_intensity_is_flops_per_byte_and_grows_with_the_rows(scraped):
+    scraped.add(tokens(60), greedy(2))
+    scraped.step()
+    prompt = scraped["octavo:step_intensity", "last"]
+    flops, moved = scraped["octavo:step_flops", "last"], scraped["octavo:step_bytes", "last"]
+    assert prompt == pytest.approx(flops / moved)
+    scraped.step()
+    assert scraped["octavo:step_intensity", "last"] < prompt
+
+
+def test_share_of_the_roofline_is_the_least_time_by_the_measured_one(scraped):
+    scraped.add(tokens(20), greedy(6))
+    scraped.drain()
+    seconds = scraped["octavo:step_time_seconds_sum"]
+    least = scraped["octavo:roofline_seconds_total"]
+    assert scraped["octavo:step_roofline_ratio", "mean"] == pytest.approx(least / seconds)
+
+
+def test_waste_and_shared_blocks_are_counted_once_per_step(scraped):
+    scraped.add(tokens(2 * B), drawn(4, n=3))
+    scraped.drain()
+    steps = scraped["octavo:steps_total"]
+    assert scraped["octavo:step_kv_waste_ratio_count"] == steps
+    assert scraped["octavo:step_kv_blocks_shared_count"] == steps
+    # Of two full blocks, three samples share both, from the step of the fork to the last but one.
+    assert scraped["octavo:step_kv_blocks_shared_sum"] == 2 * (steps - 1)
+    assert 0 < scraped["octavo:step_kv_waste_ratio_sum"] < steps

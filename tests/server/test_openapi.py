@@ -26,6 +26,7 @@ PATHS = [
     ("POST", "/v1/embeddings"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{name}"),
+    ("GET", "/v1/requests/{request_id}/explain"),
     ("POST", "/tokenize"),
     ("GET", "/tokenizer_info"),
     ("POST", "/detokenize"),

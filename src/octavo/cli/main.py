@@ -110,6 +110,26 @@ def serve(
 
 
 @app.command(cls=Command)
+def explain(
+    request_id: Annotated[
+        str, typer.Argument(help="A request's x-request-id, or the id of its reply.")
+    ],
+    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of words.")
+    ] = False,
+) -> None:
+    """Tell what happened to a request of a running server, and where its time went.
+
+    Also while it runs. A server with keys wants the one that sent the request, or an admin's, in
+    OPENAI_API_KEY.
+    """
+    from octavo.cli.explain import run_explain
+
+    run_explain(request_id, url, as_json=as_json)
+
+
+@app.command(cls=Command)
 def pull(model: ModelArgument = DEFAULT_MODEL) -> None:
     """Fetch a model into the cache folder."""
     from octavo.cli.models import run_pull

@@ -12,7 +12,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from octavo.core.prefix import PrefixCache, pack
+from octavo.core.lookup import CacheLookup, CacheMiss
+from octavo.core.prefix import Origin, PrefixCache, pack
 from octavo.request import Request, Sequence
 
 
@@ -24,11 +25,16 @@ class BlockCopy(NamedTuple):
 
 
 class PrefixMatch(NamedTuple):
-    """What the cache holds of a sequence's beginning: whole blocks, then a part of one more."""
+    """What the cache holds of a sequence's beginning: whole blocks, then a part of one more.
+
+    miss, evicted_at: why it holds no more; see `CacheLookup`.
+    """
 
     blocks: list[int]
     partial_block: int | None
     num_tokens: int
+    miss: CacheMiss = CacheMiss.NOT_ASKED
+    evicted_at: float | None = None
 
 
 NO_MATCH = PrefixMatch([], None, 0)
@@ -85,6 +91,7 @@ class BlockManager:
 
     num_blocks: size of the pool; block_size: tokens per block. fingerprint: what beside tokens
     decides a block's bytes (model, formats, executor), so that hashes of different engines differ.
+    now: seconds, set by whoever has a clock; what is computed and evicted is stamped with it.
     """
 
     def __init__(
@@ -101,7 +108,9 @@ class BlockManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.num_reserved = 0
         self.num_evicted = 0
+        self.now = 0.0
         self._copies: list[BlockCopy] = []
+        self._lookups: list[CacheLookup] = []
 
     @property
     def num_available(self) -> int:
@@ -116,6 +125,11 @@ class BlockManager:
         """Return the copies that became due since the last call; they must run in this order."""
         copies, self._copies = self._copies, []
         return copies
+
+    def drain_lookups(self) -> list[CacheLookup]:
+        """Return what the cache had of each sequence admitted since the last call, in order."""
+        lookups, self._lookups = self._lookups, []
+        return lookups
 
     # --- entering and leaving -------------------------------------------------------------------
 
@@ -137,19 +151,28 @@ class BlockManager:
         limit = len(tokens) - 1
         parent = self.cache.root(request.extra_keys)
         blocks: list[int] = []
+        missing: bytes | None = None
         for i in range(limit // size):
             packed = pack(tokens[i * size : (i + 1) * size])
             block_hash = self._hash_of(sequence, i, parent, packed)
             block = self.cache.find(block_hash, parent, packed)
             if block is None:
+                missing = block_hash
                 break
             blocks.append(block)
             parent = block_hash
         start = len(blocks) * size
-        partial, length = self.cache.find_partial(
-            parent, pack(tokens[start : min(limit, start + size)])
-        )
-        return PrefixMatch(blocks, partial, start + length)
+        wanted = pack(tokens[start : min(limit, start + size)])
+        partial, length = self.cache.find_partial(parent, wanted)
+        evicted_at = None if missing is None else self.cache.evicted_at(missing)
+        if start + length == limit:
+            miss = CacheMiss.NOTHING if limit else CacheMiss.TOO_SHORT
+        elif evicted_at is not None:
+            miss = CacheMiss.EVICTED
+        else:
+            goes_on = self.cache.goes_on(parent, wanted, length)
+            miss = CacheMiss.DIFFERS if goes_on else CacheMiss.ENDS
+        return PrefixMatch(blocks, partial, start + length, miss, evicted_at)
 
     def admit(self, sequence: Sequence, match: PrefixMatch, length: int, headroom: int) -> bool:
         """Give `sequence` its matched blocks and reserve the rest of `length` tokens.
@@ -160,6 +183,7 @@ class BlockManager:
         num_new = self.blocks_for(length) - len(match.blocks)
         if self.num_available - num_revived < num_new + headroom:
             return False
+        self._lookups.append(self._describe(sequence, match))
         for block in match.blocks:
             self.pool.share(block)
         sequence.block_table = list(match.blocks)
@@ -172,6 +196,20 @@ class BlockManager:
         sequence.num_computed = match.num_tokens
         sequence.capacity = len(sequence.block_table) * self.block_size
         return True
+
+    def _describe(self, sequence: Sequence, match: PrefixMatch) -> CacheLookup:
+        found = [*match.blocks, *([] if match.partial_block is None else [match.partial_block])]
+        origins = [self.cache.origin_of(block) for block in found]
+        miss = match.miss if self.enable_prefix_caching else CacheMiss.OFF
+        return CacheLookup(
+            num_tokens=match.num_tokens,
+            miss=miss,
+            num_sources=len({origin.request_id for origin in origins}),
+            oldest=min((origin.computed_at for origin in origins), default=None),
+            newest=max((origin.computed_at for origin in origins), default=None),
+            evicted_at=match.evicted_at if miss is CacheMiss.EVICTED else None,
+            is_salted=bool(sequence.request.extra_keys),
+        )
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child` share all of `parent`'s blocks; whoever writes to one copies it first."""
@@ -229,12 +267,14 @@ class BlockManager:
             parent = hashes[i - 1] if i else self.cache.root(sequence.request.extra_keys)
             packed = pack(tokens[i * size : (i + 1) * size])
             block_hash = self._hash_of(sequence, i, parent, packed)
-            self.cache.insert(sequence.block_table[i], parent, packed, block_hash)
+            origin = Origin(sequence.request.request_id, self.now)
+            self.cache.insert(sequence.block_table[i], parent, packed, block_hash, origin)
 
     def forget(self) -> None:
         """Make no block findable any more; those in use stay in use."""
         for block in range(self.pool.num_blocks):
             self.cache.remove(block)
+        self.cache.forget_evicted()
 
     def _publish_partial(self, sequence: Sequence) -> None:
         if not self.enable_prefix_caching:
@@ -247,7 +287,9 @@ class BlockManager:
         hashes = sequence.block_hashes
         parent = hashes[index - 1] if index else self.cache.root(sequence.request.extra_keys)
         start = index * self.block_size
-        self.cache.insert(block, parent, pack(sequence.token_ids[start : start + length]), None)
+        packed = pack(sequence.token_ids[start : start + length])
+        origin = Origin(sequence.request.request_id, self.now)
+        self.cache.insert(block, parent, packed, None, origin)
 
     def _hash_of(self, sequence: Sequence, index: int, parent: bytes, packed: bytes) -> bytes:
         hashes = sequence.block_hashes
@@ -266,7 +308,7 @@ class BlockManager:
 
     def _take(self) -> int:
         block = self.pool.take()
-        if self.cache.remove(block):
+        if self.cache.evict(block, self.now):
             self.num_evicted += 1
         return block
 

@@ -11,9 +11,12 @@ Invariant: an entry's block holds exactly its tokens, computed after exactly its
 import hashlib
 from array import array
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from typing import NamedTuple
 
 _TOKEN_BYTES = 4
+# Evicted blocks whose hashes are remembered, the latest ones: 0.5 MB at most.
+EVICTED_REMEMBERED = 4096
 
 
 class CacheEntry(NamedTuple):
@@ -22,6 +25,16 @@ class CacheEntry(NamedTuple):
     parent: bytes
     tokens: bytes
     block_hash: bytes | None
+
+
+class Origin(NamedTuple):
+    """Which request computed a block, and when: seconds on the clock of whoever asks."""
+
+    request_id: str
+    computed_at: float
+
+
+UNKNOWN_ORIGIN = Origin("", 0.0)
 
 
 def pack(token_ids: list[int]) -> bytes:
@@ -40,6 +53,10 @@ class PrefixCache:
         # Per parent, the children sorted by their tokens: of a sorted list, the entry that shares
         # the longest beginning with a key stands next to where the key would be inserted.
         self._children: dict[bytes, list[tuple[bytes, int]]] = {}
+        self._origins: dict[int, Origin] = {}
+        # Hash -> when it was evicted, oldest first. A hash covers the salt, so nobody learns here
+        # of what stood under another one.
+        self._evicted: OrderedDict[bytes, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -82,13 +99,33 @@ class PrefixCache:
                 best = (block, length)
         return best
 
-    def insert(self, block: int, parent: bytes, tokens: bytes, block_hash: bytes | None) -> None:
+    def goes_on(self, parent: bytes, tokens: bytes, length: int) -> bool:
+        """Whether a child of `parent` shares `length` of `tokens`, and then holds other tokens.
+
+        length: of the best partial match, so that a child that goes on differs there.
+        """
+        children = self._children.get(parent, ())
+        at = bisect_left(children, (tokens, -1))
+        shared, end = tokens[: length * _TOKEN_BYTES], length * _TOKEN_BYTES
+        near = children[max(0, at - 1) : at + 1]
+        return any(packed[:end] == shared and len(packed) > end for packed, _ in near)
+
+    def insert(
+        self,
+        block: int,
+        parent: bytes,
+        tokens: bytes,
+        block_hash: bytes | None,
+        origin: Origin = UNKNOWN_ORIGIN,
+    ) -> None:
         """Record what `block` holds; where a block with this content is known, that one stays."""
         if block in self._entries or (block_hash is not None and block_hash in self._by_hash):
             return
         if block_hash is not None:
             self._by_hash[block_hash] = block
+            self._evicted.pop(block_hash, None)
         self._entries[block] = CacheEntry(parent, tokens, block_hash)
+        self._origins[block] = origin
         insort(self._children.setdefault(parent, []), (tokens, block))
 
     def remove(self, block: int) -> bool:
@@ -96,6 +133,7 @@ class PrefixCache:
         entry = self._entries.pop(block, None)
         if entry is None:
             return False
+        del self._origins[block]
         if entry.block_hash is not None:
             del self._by_hash[entry.block_hash]
         children = self._children[entry.parent]
@@ -103,6 +141,27 @@ class PrefixCache:
         if not children:
             del self._children[entry.parent]
         return True
+
+    def evict(self, block: int, now: float) -> bool:
+        """As `remove`, but remember for a while that the content was here until `now`."""
+        entry = self._entries.get(block)
+        if entry is not None and entry.block_hash is not None:
+            self._evicted[entry.block_hash] = now
+            if len(self._evicted) > EVICTED_REMEMBERED:
+                self._evicted.popitem(last=False)
+        return self.remove(block)
+
+    def forget_evicted(self) -> None:
+        """Remember no eviction any more."""
+        self._evicted.clear()
+
+    def evicted_at(self, block_hash: bytes) -> float | None:
+        """Return when the content of this hash was evicted, if that is remembered."""
+        return self._evicted.get(block_hash)
+
+    def origin_of(self, block: int) -> Origin:
+        """Return who computed a findable block, and when."""
+        return self._origins[block]
 
     def holds(self, block: int) -> bool:
         """Whether the block's content can be found."""
@@ -115,6 +174,8 @@ class PrefixCache:
         children = sorted((e.parent, e.tokens, b) for b, e in self._entries.items())
         indexed = sorted((p, t, b) for p, kids in self._children.items() for t, b in kids)
         assert children == indexed, "child index differs from the entries"
+        assert self._origins.keys() == self._entries.keys(), "origins differ from the entries"
+        assert not self._evicted.keys() & self._by_hash.keys(), "an evicted hash can be found"
 
 
 def _common_tokens(a: bytes, b: bytes) -> int:

@@ -11,11 +11,12 @@ admitted, so only newly generated tokens can make another sequence yield.
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from octavo.core.blocks import BlockCopy, BlockManager
+from octavo.core.lookup import CacheLookup
 from octavo.core.steering import Room, StepCost
 from octavo.errors import InvalidParameterError, PoolTooSmallError
 from octavo.request import FinishReason, Request, Sequence, SequenceStatus
@@ -44,6 +45,7 @@ class StepPlan:
 
     budget: most tokens that the step could take, by count or by time; with the same sequences,
     `schedule(budget=...)` makes the same plan again, whatever steps cost then.
+    lookups: what the prefix cache had of each of `admitted`, in their order.
     """
 
     chunks: list[Chunk]
@@ -52,6 +54,7 @@ class StepPlan:
     budget: int
     admitted: list[Sequence]
     preempted: list[Sequence]
+    lookups: list[CacheLookup] = field(default_factory=list)
 
     def without(self, request_ids: Set[str]) -> "StepPlan":
         """Return the plan without the chunks of some requests, which have been finished."""
@@ -205,6 +208,7 @@ class Scheduler:
             num_tokens if room.is_time_up else most,
             admitted,
             preempted,
+            self.blocks.drain_lookups(),
         )
 
     def room(self, decodes: list[tuple[int, int]], budget: int, *, is_timed: bool) -> Room:

@@ -18,13 +18,16 @@ from octavo.config import EngineConfig
 from octavo.engine import clock
 from octavo.engine.face import ModelFace, open_face
 from octavo.engine.intake import Intake, Prompt
+from octavo.engine.lives import Life
 from octavo.engine.messages import (
     Abort,
     Add,
     Answered,
+    AskLife,
     Command,
     Event,
     Expecting,
+    LifeTold,
     Ready,
     ResetPrefixCache,
     Stepped,
@@ -132,6 +135,13 @@ class EngineClient(Protocol):
         """End a request, if it still runs: its blocks are free before the next step is planned."""
         ...
 
+    async def life_of(self, request_id: str) -> Life | None:
+        """Return the life so far of a request; None if the engine has none with this id.
+
+        Those that ended come with the steps that `observe` tells of.
+        """
+        ...
+
     def reset_prefix_cache(self) -> None:
         """Let no later request reuse what is cached now."""
         ...
@@ -169,6 +179,7 @@ class ClientBase:
         self._last_step_seconds = 0.0
         self._expected_seconds = 0.0  # of the step that runs, as predicted
         self._observers: list[Observer] = []
+        self._asked: dict[str, list[asyncio.Future[Life | None]]] = {}
 
     @property
     def intake(self) -> Intake:
@@ -261,6 +272,20 @@ class ClientBase:
             stream.is_over = True
             self._send(Abort(request_id))
 
+    async def life_of(self, request_id: str) -> Life | None:
+        """See `EngineClient`."""
+        if self._state is not EngineState.READY:
+            return None
+        asked: asyncio.Future[Life | None] = asyncio.get_running_loop().create_future()
+        self._asked.setdefault(request_id, []).append(asked)
+        self._send(AskLife(request_id))
+        return await asked
+
+    def _answer_life(self, request_id: str, life: Life | None) -> None:
+        for asked in self._asked.pop(request_id, []):
+            if not asked.done():
+                asked.set_result(life)
+
     def reset_prefix_cache(self) -> None:
         """See `EngineClient`."""
         self._require_ready()
@@ -297,6 +322,8 @@ class ClientBase:
                 self._expected_seconds = seconds
             case Answered():
                 self._requests.take_answers(event)
+            case LifeTold(request_id, life):
+                self._answer_life(request_id, life)
             case Ready():
                 self._become_ready(event)
             case _:
@@ -310,6 +337,8 @@ class ClientBase:
         """The engine is gone: each of its requests gets `error`."""
         self._stats = None
         self._tell(None)
+        for request_id in list(self._asked):
+            self._answer_life(request_id, None)
         self._requests.fail_all(error)
 
     def _become_ready(self, ready: Ready) -> None:

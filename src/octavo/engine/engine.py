@@ -7,7 +7,7 @@ Invariant: every added request gets exactly one last delta, whether it finished,
 failed, and from then on holds no block.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -16,6 +16,7 @@ from octavo.cost.predictor import StepAccount, StepPredictor, StepPrice
 from octavo.engine.constraints import Constraints
 from octavo.engine.grammar import COMPILE_SECONDS, Grammar, GrammarCompiler
 from octavo.engine.intake import Intake, Prompt
+from octavo.engine.lives import Life, LifeRecorder
 from octavo.engine.outlook import look_ahead
 from octavo.engine.outputs import OutputDelta, PromptLogprobs, PromptProgress, to_logprobs
 from octavo.engine.pooling import StatePool
@@ -63,6 +64,7 @@ class Engine:
     clock: seconds on the engine's time line; the only source of time. A virtual clock makes the
     same engine a simulator. compiler: of grammars; without it, structured outputs are refused.
     build: makes a plan's arrays, for the executor. predictor: prices each step and learns from it.
+    lives: watches what happens; by default it keeps totals alone.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Engine:
         compiler: GrammarCompiler | None = None,
         build: Callable[[StepPlan, MaskOf], Batch] = build_batch,
         predictor: StepPredictor | None = None,
+        lives: LifeRecorder | None = None,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
@@ -86,6 +89,7 @@ class Engine:
         self._build = build
         self.predictor = predictor
         self._last_price: StepPrice | None = None
+        self.lives = lives or LifeRecorder(0)
         self._constraints = Constraints()
         self._compiling: list[_ActiveRequest] = []
         self._active: dict[str, _ActiveRequest] = {}
@@ -132,6 +136,7 @@ class Engine:
         if params.prompt_logprobs is not None:
             active.prompt_logprobs = [None] * len(request.prompt_token_ids)
         self._active[request_id] = active
+        self.lives.begin(request, active.sequences, compiles=active.grammar is not None)
         if active.grammar is None:
             active.sequences[0] = self.scheduler.add(request)
         else:
@@ -156,6 +161,10 @@ class Engine:
         """Let no later request find a block that was computed so far."""
         self.scheduler.blocks.forget()
 
+    def life_of(self, request_id: str) -> Life | None:
+        """Return what happened to a request, so far if it goes on; None if nothing is kept."""
+        return self.lives.life_of(request_id, self._clock())
+
     def prompt_progress(self) -> list[PromptProgress]:
         """Return how far the running requests have come whose prompts are not computed yet."""
         return [
@@ -175,10 +184,13 @@ class Engine:
         self._settle_grammars()
         held = self._constraints.held
         plan = self.scheduler.schedule(held)
+        start = self._clock()
+        self.lives.planned(plan, self.scheduler.waiting, start)
         if plan.chunks:
-            self._run(plan, announce)
+            self._run(plan, held, start, announce)
         elif held or self._compiling:
             self._constraints.wait([a.grammar for a in self._compiling if a.grammar], _IDLE_WAIT)
+            self.lives.waited(self._clock() - start)
         deltas, self._pending = self._pending, []
         return deltas
 
@@ -190,6 +202,8 @@ class Engine:
             step=self._num_steps,
             step_time=self._last_step_time,
             outlook=None if self.predictor is None else look_ahead(self.scheduler, self.predictor),
+            last_step=self.lives.last,
+            all_steps=self.lives.total,
         )
 
     def last_step(self) -> StepAccount | None:
@@ -210,10 +224,10 @@ class Engine:
             self._compiler.close()
         self.executor.close()
 
-    def _run(self, plan: StepPlan, announce: Announce) -> None:
+    def _run(self, plan: StepPlan, held: Set[Sequence], start: float, announce: Announce) -> None:
         """Compute a plan. Whatever breaks it, each request in it hears so, and the others go on."""
         try:
-            self._note_first_scheduled(plan)
+            self._note_first_scheduled(plan, start)
             batch = self._build(plan, self._constraints.mask_of)
             price = self._price(plan, batch)
             if price is not None:
@@ -225,26 +239,32 @@ class Engine:
             self._fail(plan, OctavoError("The step was interrupted."))
             raise
         else:
-            self._observe(price, result.duration)
-            self._commit(plan, batch, result)
+            now = self._clock()
+            figures = self._observe(price, result.duration)
+            self.lives.stepped(plan, held, now - start, figures, now)
+            self.scheduler.blocks.now = now
+            self._commit(plan, batch, result, now)
 
     def _price(self, plan: StepPlan, batch: Batch) -> StepPrice | None:
         if self.predictor is None:
             return None
         return self.predictor.price([chunk[1:3] for chunk in plan.chunks], len(batch.logit_rows))
 
-    def _observe(self, price: StepPrice | None, duration: float) -> None:
+    def _observe(self, price: StepPrice | None, duration: float) -> StepAccount | None:
         self._last_price = price
-        if price is not None:
-            price.predictor.observe(price, duration)
+        if price is None:
+            return None
+        account = price.predictor.account(price, duration)
+        price.predictor.observe(price, duration)
+        return account
 
-    def _note_first_scheduled(self, plan: StepPlan) -> None:
+    def _note_first_scheduled(self, plan: StepPlan, now: float) -> None:
         for sequence in plan.admitted:
             metrics = self._active[sequence.request.request_id].metrics
             if metrics.first_scheduled_time is None:
-                metrics.first_scheduled_time = self._clock()
+                metrics.first_scheduled_time = now
 
-    def _commit(self, plan: StepPlan, batch: Batch, result: StepResult) -> None:
+    def _commit(self, plan: StepPlan, batch: Batch, result: StepResult, now: float) -> None:
         self._num_steps += 1
         self._last_step_time = result.duration
         self._keep_prompt_logprobs(batch, result)
@@ -258,7 +278,6 @@ class Engine:
             drawn = [pair for pair, row in rows if row.request.request_id not in result.errors]
             plan = plan.without(result.errors.keys())
         advanced = self.scheduler.commit(plan, [token_id for token_id, _ in drawn])
-        now = self._clock()
         for sequence, (token_id, logprobs) in zip(advanced, drawn, strict=True):
             active = self._active[sequence.request.request_id]
             active.sequences[sequence.index] = sequence
@@ -360,6 +379,7 @@ class Engine:
                 self._end(active, FinishReason.ERROR, as_exception(error))
                 continue
             sequence = active.sequences[0] = self.scheduler.add(active.request)
+            self.lives.compiled(active.request.request_id, now)
             self._constraints.add(sequence, active.grammar.result())
         self._compiling = still
 
@@ -409,11 +429,14 @@ class Engine:
         active.num_finished += reason is not None
         is_last = active.num_finished == request.params.n
         if is_last:
-            active.metrics.finished_time = self._clock()
+            now = active.metrics.finished_time = self._clock()
+            self.lives.end(request.request_id, now, str(reason))
             active.metrics.num_preemptions = sum(
                 s.num_preemptions for s in active.sequences.values()
             )
             del self._active[request.request_id]
+        elif reason is not None:
+            self.lives.sample_ended(request.request_id)
         self._pending.append(
             OutputDelta(
                 request_id=request.request_id,

@@ -15,9 +15,11 @@ from octavo.engine.messages import (
     Abort,
     Add,
     Answered,
+    AskLife,
     Command,
     Event,
     Expecting,
+    LifeTold,
     Ready,
     ResetPrefixCache,
     Stepped,
@@ -79,6 +81,9 @@ class EngineLoop:
                     self._engine.abort(request_id)
                 case ResetPrefixCache():
                     self._engine.reset_prefix_cache()
+                case AskLife(request_id):
+                    life = self._engine.life_of(request_id)
+                    self._port.send(LifeTold(request_id, life))
                 case Stop():
                     self._is_stopped = True
         if accepted or refused:
@@ -105,7 +110,8 @@ class EngineLoop:
         stats = None
         if end >= self._stats_due or not engine.has_unfinished:
             stats, self._stats_due = engine.stats(), end + STATS_SECONDS
-        self._port.send(Stepped(end - start, deltas, engine.prompt_progress(), stats))
+        lives = engine.lives.take_ended()
+        self._port.send(Stepped(end - start, deltas, engine.prompt_progress(), stats, lives))
 
     def _announce(self, seconds: float) -> None:
         if seconds > LONG_STEP_SECONDS:

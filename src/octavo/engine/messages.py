@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from octavo import errors
+from octavo.engine.lives import Life
 from octavo.engine.outputs import OutputDelta, PromptProgress
 from octavo.engine.stats import EngineStats
 from octavo.request import Pooling, SamplingParams
@@ -42,11 +43,17 @@ class ResetPrefixCache(msgspec.Struct, tag=True, frozen=True):
     """Forget what the cache holds."""
 
 
+class AskLife(msgspec.Struct, tag=True, frozen=True):
+    """Tell the life so far of a request; `LifeTold` answers."""
+
+    request_id: str
+
+
 class Stop(msgspec.Struct, tag=True, frozen=True):
     """End the loop."""
 
 
-Command = Add | Abort | ResetPrefixCache | Stop
+Command = Add | Abort | ResetPrefixCache | AskLife | Stop
 
 
 # --- events -------------------------------------------------------------------------------------
@@ -90,16 +97,24 @@ class Expecting(msgspec.Struct, tag=True, frozen=True):
 class Stepped(msgspec.Struct, tag=True, frozen=True):
     """One step: the heartbeat, and everything it brought. `seconds` is how long it took.
 
-    stats: now and then, and whenever nothing is left to do.
+    stats: now and then, and whenever nothing is left to do. lives: of requests that ended.
     """
 
     seconds: float
     deltas: list[OutputDelta]
     progress: list[PromptProgress]
     stats: EngineStats | None = None
+    lives: list[Life] = []
 
 
-Event = Loading | Ready | StartFailed | Answered | Expecting | Stepped
+class LifeTold(msgspec.Struct, tag=True, frozen=True):
+    """The life so far of a request; None if no such request is open."""
+
+    request_id: str
+    life: Life | None
+
+
+Event = Loading | Ready | StartFailed | Answered | Expecting | Stepped | LifeTold
 
 
 # --- on the wire --------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from octavo.engine.face import Chat, open_face
 from octavo.engine.grammar import GrammarCompiler
 from octavo.engine.intake import Intake
 from octavo.engine.kept import this_machine
+from octavo.engine.lives import LifeRecorder
 from octavo.engine.load import ModelFiles
 from octavo.engine.machine import GIB, available_memory
 from octavo.engine.resolve import CacheSettings, resolve_cache
@@ -87,6 +88,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         clock=clock.monotonic,
         compiler=None if tokenizer is None else GrammarCompiler(tokenizer, program.vocab_size),
         predictor=predictor,
+        lives=LifeRecorder(config.explain_max_requests),
     )
     return StartedEngine(
         engine=engine,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.core.scheduler import Scheduler
+from octavo.engine.lives import NO_WORK, Work
 from octavo.engine.outlook import Outlook
 
 
@@ -25,6 +26,7 @@ class EngineStats:
         in it, counted once per request.
     num_recomputed_tokens: tokens lost by preemption and computed again.
     outlook: predicted steps; None without a cost model.
+    last_step, all_steps: what they did, as far as the cost model accounts for it.
     """
 
     step: int
@@ -47,6 +49,8 @@ class EngineStats:
     num_evicted_blocks: int
     step_time: float
     outlook: Outlook | None = None
+    last_step: Work = NO_WORK
+    all_steps: Work = NO_WORK
 
     @property
     def num_waiting(self) -> int:
@@ -77,10 +81,13 @@ def take_snapshot(
     step_time: float,
     num_compiling: int = 0,
     outlook: Outlook | None = None,
+    last_step: Work = NO_WORK,
+    all_steps: Work = NO_WORK,
 ) -> EngineStats:
     """Return the state of `scheduler` as it stands between two steps.
 
-    num_compiling: requests whose grammars are being compiled, which it has not seen.
+    num_compiling: requests whose grammars are being compiled, which it has not seen. last_step,
+    all_steps: what they did.
     """
     blocks, counters = scheduler.blocks, scheduler.counters
     waiting = Counter(s.why_waiting for s in scheduler.waiting)
@@ -107,4 +114,6 @@ def take_snapshot(
         num_evicted_blocks=blocks.num_evicted,
         step_time=step_time,
         outlook=outlook,
+        last_step=last_step,
+        all_steps=all_steps,
     )

@@ -17,11 +17,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import compile_path
 
 from octavo.errors import OctavoError
 from octavo.server import failures
 from octavo.server.answering import ClientGoneError
 from octavo.server.embeddings import Embeddings
+from octavo.server.explaining import Explaining
 from octavo.server.gate import Gate
 from octavo.server.generation import IGNORED, QUEUE_POSITION, Generation
 from octavo.server.keys import read_keys
@@ -56,6 +58,7 @@ def routes(service: Service) -> list[Route]:
         Route("POST", "/v1/embeddings", Embeddings(service).embeddings),
         Route("GET", "/v1/models", state.models, "read"),
         Route("GET", "/v1/models/{name:path}", state.model, "read"),
+        Route("GET", "/v1/requests/{request_id:path}/explain", Explaining(service).explain),
         Route("POST", "/tokenize", texts.tokenize),
         Route("POST", "/detokenize", texts.detokenize),
         Route("POST", "/apply-template", texts.apply_template),
@@ -124,10 +127,10 @@ def _replies(route: Route) -> dict[int | str, dict[str, Any]]:
 
 def _scopes(table: list[Route]) -> Callable[[str], str | None]:
     """Return what tells a path's scope; unknown paths need the one to read."""
-    known = {route.path: route.scope for route in table}
+    known = [(compile_path(route.path)[0], route.scope) for route in table]
 
     def scope_of(path: str) -> str | None:
-        return known.get(path, "read")
+        return next((scope for pattern, scope in known if pattern.match(path)), "read")
 
     return scope_of
 

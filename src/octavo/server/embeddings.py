@@ -20,8 +20,9 @@ from octavo.request import Pooling, SamplingParams
 from octavo.server.answering import ClientGoneError, ending_with
 from octavo.server.bodies import EmbeddingBody
 from octavo.server.failures import JSONReply
-from octavo.server.gate import NOTE, REQUEST_ID
+from octavo.server.gate import CALLER, NOTE, REQUEST_ID
 from octavo.server.generation import as_prompt, note_ignored
+from octavo.server.records import RequestRecord
 from octavo.server.service import OpenRequest, Service
 
 Floats = NDArray[np.float32]
@@ -38,11 +39,13 @@ class Embeddings:
     async def embeddings(self, body: EmbeddingBody, http: HttpRequest) -> Response:
         """Return a vector for each input."""
         service = self._service
+        reply_id = f"embd-{http.scope[REQUEST_ID]}"
+        record = service.records.begin(reply_id, http.scope[CALLER])
         headers = note_ignored(body, http, strict=service.config.strict)
         model = service.check_model(body.model)
         pooling = self._pooling(body)
         service.check_open()
-        run = _Run(service, body, pooling, f"embd-{http.scope[REQUEST_ID]}")
+        run = _Run(service, body, pooling, record)
         async with ending_with(http.receive, run.close):
             vectors = [as_vector(state, body) for state in await run.states(body.inputs())]
         http.scope[NOTE].update(prompt_tokens=run.num_tokens, inputs=len(vectors))
@@ -70,12 +73,12 @@ class _Run:
     """The inputs of one request on their way through the engine."""
 
     def __init__(
-        self, service: Service, body: EmbeddingBody, pooling: Pooling, request_id: str
+        self, service: Service, body: EmbeddingBody, pooling: Pooling, record: RequestRecord
     ) -> None:
         self._service = service
         self._body = body
         self._pooling = pooling
-        self._request_id = request_id
+        self._record = record
         self._params = SamplingParams(
             temperature=0, detokenize=False, truncate_prompt_tokens=body.truncate_prompt_tokens
         )
@@ -105,7 +108,7 @@ class _Run:
         opened = await self._service.open(
             as_prompt(given, body.cache_salt),
             self._params,
-            request_id=self._request_id,
+            record=self._record,
             priority=body.priority,
             timeout=body.timeout,
             pooling=self._pooling,

@@ -16,11 +16,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.engine import clock
 from octavo.errors import BodyTooLargeError
 from octavo.server import failures
-from octavo.server.keys import ApiKeys
+from octavo.server.keys import ANYBODY, ApiKeys, Caller
 
 _log = logging.getLogger("octavo.server")
 _REQUEST_ID = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
-NOTE, REQUEST_ID = "octavo.note", "octavo.request_id"  # keys of an ASGI scope
+# Keys of an ASGI scope.
+NOTE, REQUEST_ID, CALLER = "octavo.note", "octavo.request_id", "octavo.caller"
 
 
 class Gate:
@@ -67,7 +68,7 @@ class Gate:
             await send(message)
 
         try:
-            self._check(scope, headers)
+            scope[CALLER] = self._check(scope, headers)
             await self._app(scope, self._limited(receive), send_noting)
         except Exception as error:
             if status:
@@ -78,13 +79,14 @@ class Gate:
             if _path(scope) not in self._quiet:
                 _write_line(scope, request_id, status, clock.monotonic() - start, note)
 
-    def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
+    def _check(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self._max_body_bytes:
             raise self._too_large()
         needed = self._scope_of(_path(scope))
         if self._keys is not None and needed is not None and scope["method"] != "OPTIONS":
-            self._keys.check(headers.get("authorization"), needed)
+            return self._keys.check(headers.get("authorization"), needed)
+        return ANYBODY
 
     def _limited(self, receive: Receive) -> Receive:
         """Return `receive` with a bound, for bodies that do not tell their length."""

@@ -19,8 +19,9 @@ from octavo.request import SamplingParams
 from octavo.server.answering import EventStream, Reply, answer_whole
 from octavo.server.bodies import Body, ChatBody, CompletionBody, SamplingFields
 from octavo.server.failures import JSONReply
-from octavo.server.gate import NOTE, REQUEST_ID
+from octavo.server.gate import CALLER, NOTE, REQUEST_ID
 from octavo.server.pieces import PieceMaker
+from octavo.server.records import RequestRecord
 from octavo.server.service import OpenRequest, Service
 from octavo.server.shapes import ChatShape, CompletionShape, Echo
 from octavo.server.turns import take_turn
@@ -41,6 +42,8 @@ class Generation:
     async def completions(self, body: CompletionBody, http: HttpRequest) -> Response:
         """Continue one or more texts."""
         service = self._service
+        reply_id = f"cmpl-{http.scope[REQUEST_ID]}"
+        record = service.records.begin(reply_id, http.scope[CALLER])
         headers = note_ignored(body, http, strict=service.config.strict)
         model = service.check_model(body.model)
         service.check_open()
@@ -48,8 +51,7 @@ class Generation:
         params = body.completion_params(service.client.face.sampling_defaults)
         given = body.prompts(service.config.max_prompts)
         prompts = [as_prompt(prompt, body.cache_salt) for prompt in given]
-        reply_id = f"cmpl-{http.scope[REQUEST_ID]}"
-        opened = await self._open_all(prompts, params, body, reply_id)
+        opened = await self._open_all(prompts, params, body, record)
         ids = [r.stream.request.prompt_token_ids for r in opened]
         shape = CompletionShape(
             reply_id,
@@ -81,13 +83,14 @@ class Generation:
     async def chat(self, body: ChatBody, http: HttpRequest) -> Response:
         """Answer a conversation."""
         service = self._service
+        reply_id = f"chatcmpl-{http.scope[REQUEST_ID]}"
+        record = service.records.begin(reply_id, http.scope[CALLER])
         headers = note_ignored(body, http, strict=service.config.strict)
         model = service.check_model(body.model)
         service.check_open()
         turn = await take_turn(service, body)
-        reply_id = f"chatcmpl-{http.scope[REQUEST_ID]}"
         prompt = as_prompt(turn.token_ids, body.cache_salt)
-        opened = await self._open_all([prompt], turn.params, body, reply_id)
+        opened = await self._open_all([prompt], turn.params, body, record)
         shape = ChatShape(
             reply_id,
             model,
@@ -111,7 +114,7 @@ class Generation:
         prompts: Sequence[Prompt],
         params: SamplingParams,
         body: SamplingFields,
-        reply_id: str,
+        record: RequestRecord,
     ) -> list[OpenRequest]:
         """Open every prompt, or none: the first refusal ends those before it."""
         opened: list[OpenRequest] = []
@@ -121,7 +124,7 @@ class Generation:
                     await self._service.open(
                         prompt,
                         params,
-                        request_id=reply_id,
+                        record=record,
                         priority=body.priority,
                         timeout=body.timeout,
                     )

@@ -16,13 +16,32 @@ DEFAULT_SCOPES = frozenset({"inference", "read"})
 
 
 @dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request. key: digest of its key; None where the server has no keys."""
+
+    key: bytes | None = None
+    is_admin: bool = False
+
+    def may_see(self, other: "Caller") -> bool:
+        """Whether what happened to a request of `other` may be told."""
+        return self.is_admin or self.key == other.key
+
+
+# Where there are no keys, everybody is the same caller.
+ANYBODY = Caller()
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKeys:
     """Digest of each key to its scopes."""
 
     scopes: dict[bytes, frozenset[str]]
 
-    def check(self, authorization: str | None, scope: str) -> None:
-        """Raise AccessError for no or an unknown key, ForbiddenError for one without `scope`."""
+    def check(self, authorization: str | None, scope: str) -> Caller:
+        """Return whose key it is.
+
+        Raises AccessError for no or an unknown key, ForbiddenError for one without `scope`.
+        """
         kind, _, key = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or not key.strip():
             raise AccessError("The server wants an API key: send `Authorization: Bearer KEY`.")
@@ -35,6 +54,7 @@ class ApiKeys:
             raise AccessError("The server does not know this API key.")
         if scope not in granted and "admin" not in granted:
             raise ForbiddenError(f"This API key does not have the scope {scope}.")
+        return Caller(digest, "admin" in granted)
 
 
 def read_keys(path: Path) -> ApiKeys:

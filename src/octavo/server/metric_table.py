@@ -11,16 +11,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from octavo.engine.lives import Work
 from octavo.engine.stats import EngineStats
 from octavo.request import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
 class StepTaken:
-    """One step: computed tokens, and the seconds it took."""
+    """One step: computed tokens, and the seconds it took.
+
+    waste: share of the allocated token slots that held nothing; num_shared: blocks that several
+    sequences held.
+    """
 
     num_tokens: float
     seconds: float
+    waste: float = 0.0
+    num_shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +108,26 @@ _REQUEST = (0.01, 0.05, 0.1, 0.3, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _FEW = (0, 1, 2, 3, 5, 10)
+_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1)
 _WAITS = ("new", "preempted", "blocks", "max_num_seqs")
+_WHICH = ("last", "mean")  # the last step, or the mean of all since the engine's start
 
 _ENGINE, _STEP, _DONE = EngineStats, StepTaken, FinishedRequest
+
+
+def _steps(read: Callable[[Work], float | None]) -> Callable[[EngineStats], Reading]:
+    """Return how a figure is read of the last step, and of a mean one."""
+
+    def reading(stats: EngineStats) -> Reading:
+        last, mean = read(stats.last_step), read(stats.all_steps)
+        return {"last": last or 0.0, "mean": mean or 0.0}
+
+    return reading
+
+
+def _each(number: float, work: Work) -> float:
+    return number / work.num_steps if work.num_steps else 0.0
+
 
 # fmt: off
 METRICS: tuple[Metric, ...] = (
@@ -117,6 +141,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("octavo:kv_blocks_cached", "gauge", "KV blocks, free or used, that can be found by their tokens.", _ENGINE, lambda s: s.num_cached_blocks),
     Metric("octavo:kv_blocks_shared", "gauge", "KV blocks that several sequences hold.", _ENGINE, lambda s: s.num_shared_blocks),
     Metric("octavo:kv_waste_ratio", "gauge", "Share of the allocated token slots that hold nothing, 0 to 1.", _ENGINE, lambda s: s.waste),
+    Metric("octavo:step_flops", "gauge", "Floating-point operations of a step: the last one, and the mean of all.", _ENGINE, _steps(lambda w: _each(w.flops, w)), "which", _WHICH),
+    Metric("octavo:step_bytes", "gauge", "Bytes that a step moves, of weights, activations, keys and values.", _ENGINE, _steps(lambda w: _each(w.num_bytes, w)), "which", _WHICH),
+    Metric("octavo:step_intensity", "gauge", "Flops per byte moved.", _ENGINE, _steps(lambda w: w.intensity), "which", _WHICH),
+    Metric("octavo:step_roofline_ratio", "gauge", "Share of the machine's limits that a step reached: the least time that they allow, by the measured one.", _ENGINE, _steps(lambda w: w.roofline_share), "which", _WHICH),
     Metric("vllm:cache_config_info", "info", "The cache's settings, as labels.", _ENGINE, lambda s: {"block_size": s.block_size, "num_gpu_blocks": s.num_blocks}),
     # the engine's totals
     Metric("vllm:prompt_tokens", "counter", "Prompt tokens of requests that ran, cached ones included.", _ENGINE, lambda s: s.num_prompt_tokens),
@@ -130,9 +158,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("octavo:steps", "counter", "Steps.", _ENGINE, lambda s: s.step),
     Metric("octavo:forks", "counter", "Sequences split off after a shared prompt.", _ENGINE, lambda s: s.num_forks),
     Metric("octavo:kv_blocks_evicted", "counter", "KV blocks whose cached content gave way to new tokens.", _ENGINE, lambda s: s.num_evicted_blocks),
+    Metric("octavo:flops", "counter", "Floating-point operations of all steps.", _ENGINE, lambda s: s.all_steps.flops),
+    Metric("octavo:bytes_moved", "counter", "Bytes that all steps moved.", _ENGINE, lambda s: s.all_steps.num_bytes),
+    Metric("octavo:roofline_seconds", "counter", "Least time that the machine's limits allow for all steps.", _ENGINE, lambda s: s.all_steps.limit),
     # each step
     Metric("vllm:iteration_tokens_total", "histogram", "Tokens computed in a step.", _STEP, lambda s: s.num_tokens, buckets=_BATCH),
     Metric("octavo:step_time_seconds", "histogram", "Time of a step.", _STEP, lambda s: s.seconds, buckets=_STEPS),
+    Metric("octavo:step_kv_waste_ratio", "histogram", "Share of the allocated token slots that hold nothing, step by step.", _STEP, lambda s: s.waste, buckets=_SHARES),
+    Metric("octavo:step_kv_blocks_shared", "histogram", "KV blocks that several sequences hold, step by step.", _STEP, lambda s: s.num_shared, buckets=(0, *_BATCH)),
     # each token
     Metric("vllm:time_to_first_token_seconds", "histogram", "From a request's arrival to its first token; once per request that has one.", FirstToken, lambda t: t.seconds, buckets=_FIRST),
     Metric("vllm:inter_token_latency_seconds", "histogram", "Between two tokens of a sequence.", NextToken, lambda t: t.seconds, buckets=_TOKEN),

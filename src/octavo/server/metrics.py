@@ -72,7 +72,8 @@ class ServerMetrics:
         num_steps = stats.step - (last.step if last else 0)
         num_tokens = stats.num_computed_tokens - (last.num_computed_tokens if last else 0)
         for _ in range(num_steps):
-            self._observe(StepTaken(num_tokens / num_steps, stats.step_time))
+            tokens, shared = num_tokens / num_steps, stats.num_shared_blocks
+            self._observe(StepTaken(tokens, stats.step_time, stats.waste, shared))
 
     def forget_engine(self) -> None:
         """Keep the totals of an engine that is gone; its gauges fall to 0."""

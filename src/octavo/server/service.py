@@ -31,6 +31,7 @@ from octavo.errors import (
 from octavo.request import Pooling, SamplingParams
 from octavo.server.admission import Admission
 from octavo.server.metrics import ServerMetrics
+from octavo.server.records import PromptRecord, Records, RequestRecord
 
 DRAIN_LOOK_SECONDS = 0.02
 
@@ -38,7 +39,8 @@ DRAIN_LOOK_SECONDS = 0.02
 class OpenRequest:
     """One prompt in the engine: its stream, and the timers that bound it.
 
-    queue_position: when it came; the next to begin was 1.
+    queue_position: when it came; the next to begin was 1. ended_early: why it did not end by
+    itself, or "".
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class OpenRequest:
         self.stream = stream
         self.queue_position = queue_position
         self.opened_at = clock.monotonic()
+        self.ended_early = ""
         self._on_close = on_close
         self._timers: list[asyncio.TimerHandle] = []
         self._is_closed = False
@@ -65,6 +68,8 @@ class OpenRequest:
 
     def stop(self, error: Exception) -> None:
         """End the request early; whoever reads its stream gets `error`."""
+        if not self.stream.is_over:
+            self.ended_early = str(error)
         self.stream.end_early(error)
 
     def close(self) -> None:
@@ -74,6 +79,8 @@ class OpenRequest:
         self._is_closed = True
         for timer in self._timers:
             timer.cancel()
+        if not self.stream.is_over:
+            self.ended_early = "its reply was given up, as when a client goes away"
         self.stream.close()
         self._on_close(self)
 
@@ -98,6 +105,9 @@ class Service:
         )
         self.registry = CollectorRegistry()
         self._metrics = ServerMetrics(self.registry, self.model_names[0])
+        self.records = Records(
+            client.config.explain_max_requests, config.explain_seconds, clock.monotonic
+        )
         client.observe(self._observe)
         self._open: set[OpenRequest] = set()
         self._serial = itertools.count()
@@ -134,7 +144,9 @@ class Service:
     def _observe(self, step: Stepped | None) -> None:
         if step is None:
             self._metrics.forget_engine()
+            self.records.lose_engine()
             return
+        self.records.take(step.lives)
         now = clock.monotonic()
         for delta in step.deltas:
             self._metrics.observe_delta(delta, now)
@@ -153,40 +165,56 @@ class Service:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        request_id: str,
+        record: RequestRecord,
         priority: int = 0,
         timeout: float | None = None,
         pooling: Pooling | None = None,
     ) -> OpenRequest:
         """Queue a prompt; the caller closes what is returned. `timeout`: its deadline in seconds.
 
-        Raises a `BadRequestError`, QueueFullError or RetryLaterError.
+        record: of the request that it belongs to. Raises a `BadRequestError`, QueueFullError or
+        RetryLaterError.
         """
-        self.check_open()
-        ticket = self.admission.enter()
+        engine_id = f"{record.id}-{next(self._serial)}"
+        try:
+            self.check_open()
+            ticket = self.admission.enter()
+        except RetryLaterError as error:
+            self.records.refuse(record, str(error))
+            raise
+        placed: PromptRecord | None = None
         try:
             request = await self.client.prepare(
-                prompt,
-                params,
-                request_id=f"{request_id}-{next(self._serial)}",
-                priority=priority,
-                pooling=pooling,
+                prompt, params, request_id=engine_id, priority=priority, pooling=pooling
             )
             ticket.add_tokens(len(request.prompt_token_ids))
+            placed = self.records.open(record, engine_id)
             stream = await self.client.generate(request)
-        except BaseException:
+        except BaseException as error:
             ticket.leave()
+            self._note_refusal(record, placed, error)
             raise
         stream.on_start(ticket.start)
 
         def forget(closed: OpenRequest) -> None:
             ticket.leave()
             self._open.discard(closed)
+            self.records.close(record, placed, closed.ended_early)
 
         opened = OpenRequest(stream, forget, ticket.position)
         self._open.add(opened)
         self._bound(opened, timeout)
         return opened
+
+    def _note_refusal(
+        self, record: RequestRecord, placed: PromptRecord | None, error: BaseException
+    ) -> None:
+        """Record why a prompt did not come to run, unless that may tell some of its text."""
+        why = str(error) if isinstance(error, RetryLaterError) else "the engine did not take it"
+        if placed is not None:
+            self.records.close(record, placed, why)
+        elif isinstance(error, RetryLaterError):
+            self.records.refuse(record, why)
 
     def _bound(self, opened: OpenRequest, timeout: float | None) -> None:
         limit = self.config.queue_timeout
