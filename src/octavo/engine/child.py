@@ -92,7 +92,7 @@ def serve(port: SocketPort) -> None:
 
     port.send(Loading("the weights are being read and packed"))
     try:
-        started = start_engine(config)
+        started = start_engine(config, encodes=False)
     except OctavoError as error:
         port.send(StartFailed(error))
         return

@@ -369,7 +369,7 @@ class ThreadClient(ClientBase):
 
         self._loop = asyncio.get_running_loop()
         self._port = _ThreadPort(self._deliver)
-        started = await asyncio.to_thread(start_engine, self.config)
+        started = await asyncio.to_thread(start_engine, self.config, encodes=False)
         self._engine = started.engine
         from octavo.engine.loop import EngineLoop, describe_ready
 
