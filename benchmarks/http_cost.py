@@ -7,6 +7,7 @@ beside.
 
 import argparse
 import json
+import sys
 import time
 from statistics import median
 from typing import Any
@@ -35,6 +36,7 @@ def compare(llm: LLM, server: Server, load: Load, rounds: int) -> dict[str, Any]
         inside = in_process(llm, load, f"http cost {turn}")
         served = server.load(load.streams, load.count, load.prompt_tokens, load.output_tokens)
         rows.append({"in_process": inside, "http": served})
+        print(json.dumps({"streams": load.streams, **rows[-1]}), file=sys.stderr, flush=True)
     rates = {
         kind: median(row[kind]["output_tokens_per_s"] for row in rows)
         for kind in ("in_process", "http")

@@ -42,7 +42,7 @@ from octavo.request import Pooling, Request, SamplingParams
 
 Observer = Callable[[Stepped | None], None]
 # Texts of more characters are tokenised beside the event loop.
-LONG_TEXT = 20_000
+LONG_TEXT = 2_000
 
 
 class EngineState(enum.StrEnum):

@@ -10,7 +10,9 @@ not allow is an error, never skipped.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,7 +31,22 @@ if TYPE_CHECKING:
 Mask = NDArray[np.uint32]
 
 MAX_ENDING = 256  # tokens of an ending
+# The library follows references by recursion; a thread's usual 8 MiB end at some 3,000 of them, and
+# the process with it. What is not used takes no memory.
+STACK_BYTES = 128 << 20
 _RETRY = 16
+
+
+def deep_threads(number: int, name: str) -> ThreadPoolExecutor:
+    """Return threads in which the library may follow as many references as a grammar can have."""
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        pool, gate = ThreadPoolExecutor(number, name), threading.Barrier(number)
+        for _ in range(number):  # each starts a thread, since those before it wait
+            pool.submit(gate.wait)
+        return pool
+    finally:
+        threading.stack_size(before)
 
 
 class GrammarVocabulary:

@@ -7,6 +7,7 @@ Invariant: when `serve` returns or raises, no engine is left running and the soc
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -17,6 +18,7 @@ import uvicorn
 
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.client import EngineClient, ThreadClient
+from octavo.engine.machine import give_back_memory
 from octavo.engine.supervisor import ChildClient
 from octavo.errors import SettingError
 from octavo.server.app import create_app
@@ -134,6 +136,8 @@ class _Serving:
             await self._client.start()
         finally:
             patience.cancel()
+        give_back_memory()
+        gc.freeze()  # what lives as long as the server need not be looked at again
         for reason in self._client.reasons:
             self._tell(reason)
         names = ", ".join(self._service.model_names)

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     import tokenizers
 
 
+# The library lets other threads run only while it encodes a batch, which takes longer to begin.
+LONG_TEXT = 1_000
+
+
 class Encoder:
-    """Encodes text. Safe to share between threads."""
+    """Encodes text. Safe to share between threads, which go on while a long text is encoded."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._bpe = _build_bpe(vocabulary)
@@ -28,7 +32,7 @@ class Encoder:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; guarded tokens in it are text like any other."""
-        ids: list[int] = self._bpe.encode(text, add_special_tokens=False).ids
+        ids: list[int] = _encoding(self._bpe, text).ids
         return ids
 
     def encode_parsed(self, text: str, mark: str = "") -> list[int]:
@@ -38,15 +42,22 @@ class Encoder:
         """
         ids: list[int] = []
         bpe = self._bpe
-        found = self._splitter.encode(text, add_special_tokens=False)
+        found = _encoding(self._splitter, text)
         for split_id, (start, end) in zip(found.ids, found.offsets, strict=True):
             if split_id:
                 ids.append(self._split_ids[split_id])
             else:
                 piece = text[start:end].replace(mark, "") if mark else text[start:end]
-                ids += bpe.encode(piece, add_special_tokens=False).ids
+                ids += _encoding(bpe, piece).ids
             bpe = self._bpe_after
         return ids
+
+
+def _encoding(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    if len(text) < LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens=False)
+    (found,) = tokenizer.encode_batch([text], add_special_tokens=False)
+    return found
 
 
 def _build_bpe(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
@@ -64,9 +75,7 @@ def _build_bpe(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
         "model": {"type": "BPE", "vocab": {}, "merges": []},
     }
     bpe = LibraryTokenizer.from_str(json.dumps(skeleton))
-    bpe.model = BPE(
-        vocab=vocabulary.ordinary(), merges=vocabulary.merges(), **vocabulary.options
-    )
+    bpe.model = BPE(vocab=vocabulary.ordinary(), merges=vocabulary.merges(), **vocabulary.options)
     bpe.add_tokens(
         [
             LibraryToken(
