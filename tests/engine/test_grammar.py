@@ -2,16 +2,19 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import jsonschema
 import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.engine import engine as engine_module
+from octavo.engine.grammar import MAX_GRAMMAR_CHARS
 from octavo.errors import BadRequestError, InvalidParameterError
 from octavo.request import Reasoning, StructuredOutputs
 from octavo.weights.fetch import cached_path
-from tests.engines import assert_idle, drain, drawn, tiny, tokens
+from tests.engines import TINY, assert_idle, drain, drawn, tiny, tokens
 
 PERSON = {
     "type": "object",
@@ -390,8 +393,15 @@ def nested(keyword, depth):
         spec(grammar="start: foo"),
         spec(grammar="root ::= ("),
         spec(regex="a" * 300_000),
+        spec(regex=".*" * 9_000),
+        spec(grammar="start: T\nT: " + "A? " * 9_000 + "\nA: /a/"),
+        spec(grammar='start: %json {"pattern": "' + "a?" * 9_000 + '"}'),
+        spec(grammar='start: %json {"patternProperties": {"' + "a?" * 9_000 + '": true}}'),
+        spec(grammar="start: %json " + "[" * 5_000),
+        spec(grammar='start: "a"\n// ' + "x" * 300_000),
+        spec({"anyOf": [{"type": "string", "pattern": "a?" * 4_500}] * 2}),
     ],
-    ids=range(11),
+    ids=range(18),
 )
 def test_hostile_constraint_is_refused_and_the_engine_goes_on(constraint):
     with tiny() as llm:
@@ -406,6 +416,47 @@ def test_hostile_constraint_is_refused_and_the_engine_goes_on(constraint):
 def test_hostile_expression_costs_no_more_than_its_tokens(regex):
     with tiny() as llm:
         assert len(answers(llm, spec(regex=regex), 20)[0].token_ids) <= 20
+
+
+def test_schemas_in_a_grammar_do_not_count_as_its_text():
+    schema = json.dumps({"enum": ["x" * 30_000, "y"]})
+    assert len(schema) > MAX_GRAMMAR_CHARS
+    with tiny() as llm:
+        (answer,) = answers(
+            llm, spec(grammar=f"start: %json {schema}"), logit_bias=favour(llm, "y")
+        )
+    assert answer.text in ('"y"', '"' + "x" * 100)
+
+
+def chained(kind):
+    """A constraint with as long a chain of references as its limits allow."""
+    if kind == "rules":
+        rules = (f"r{i}:r{i + 1}" for i in range(1_300))
+        return {"grammar": "\n".join(["start: r0", *rules, 'r1300: "a"'])}
+    wrap = {"lists": lambda ref: {"type": "array", "items": ref, "minItems": 1}}
+    number = {"references": 6_500, "lists": 3_000}[kind]
+    links = {f"d{i}": wrap.get(kind, dict)({"$ref": f"#/$defs/d{i + 1}"}) for i in range(number)}
+    return {"json": {"$ref": "#/$defs/d0", "$defs": {**links, f"d{number}": {"type": "null"}}}}
+
+
+@pytest.mark.parametrize("kind", ["rules", "references", "lists"])
+def test_long_chain_of_references_does_not_end_the_process(kind):
+    """In a process of its own: a thread whose stack is used up takes its process along."""
+    program = """
+import json, sys
+from octavo import LLM, SamplingParams
+from octavo.request import StructuredOutputs
+constraint = StructuredOutputs(**json.load(sys.stdin))
+with LLM(sys.argv[1], num_gpu_blocks_override=8) as llm:
+    params = SamplingParams(max_tokens=9, structured_outputs=constraint)
+    print(len(llm.generate("x", params, use_tqdm=False)[0].outputs[0].token_ids))
+"""
+    command = [sys.executable, "-c", program, str(TINY / "llama")]
+    done = subprocess.run(
+        command, input=json.dumps(chained(kind)), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert 1 <= int(done.stdout) <= 9
 
 
 @pytest.mark.case("S01")

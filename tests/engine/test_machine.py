@@ -1,8 +1,6 @@
 """What this process may use, on machines described by files."""
 
 import os
-import re
-from pathlib import Path
 
 import pytest
 

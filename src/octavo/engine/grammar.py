@@ -28,16 +28,22 @@ from octavo.engine.matching import (
     find_ending,
     next_mask,
 )
-from octavo.engine.schema import checked_schema, parsed_schema, patterns, subschemas
+from octavo.engine.schema import (
+    MAX_SCHEMA_CHARS,
+    checked_schema,
+    parsed_schema,
+    patterns,
+    subschemas,
+)
 from octavo.errors import BadRequestError, OctavoError
 from octavo.request import Reasoning, StructuredOutputs
 from octavo.weights.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
-# An expression of n parts that may all be left out takes time that grows with n * n, and no limit of
-# the compiler's own ends it: 16,000 take some seconds.
-MAX_GRAMMAR_CHARS = 1 << 15
+# Schemas aside. For an expression of n parts, each of which may be left out, it takes a time that
+# grows with n * n, and no limit of the compiler's own ends that: 8,000 take seconds.
+MAX_GRAMMAR_CHARS = 1 << 14
 MAX_CHOICES = 10_000
 COMPILE_SECONDS = 10.0
 _NUM_KEPT = 64  # compiled grammars
@@ -48,6 +54,7 @@ _MAX_PARTS = 64
 # Between two tokens of JSON. Unbounded, a model may write blanks until its tokens are used up.
 WHITESPACE = r"[\x20\x0A]{0,2}"
 _BLANK = r"/[ \n]{0,4}/"
+_INLINE_JSON = re.compile(r"%json\s*")
 _DRAWN = re.compile(r"\d+ \|")
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 
@@ -179,7 +186,7 @@ def _answer(spec: StructuredOutputs) -> Json:
         _check_length("regex", len(spec.regex))
         return {"lark_grammar": f"start: /{llguidance.regex_to_lark(spec.regex, use_ascii='dw')}/"}
     assert spec.grammar is not None
-    _check_length("grammar", len(spec.grammar))
+    _check_grammar_length(spec.grammar)
     try:
         return {"lark_grammar": any_to_lark(spec.grammar)}
     except Exception as error:  # the converter has no error of its own
@@ -225,6 +232,39 @@ def _check_length(name: str, num_chars: int) -> None:
         raise BadRequestError(
             f"{name} has {num_chars:,} characters; it may have {MAX_GRAMMAR_CHARS:,}."
         )
+
+
+def _check_grammar_length(grammar: str) -> None:
+    """Bound a grammar: as a whole, and without its schemas, of which only expressions count."""
+    if len(grammar) > MAX_SCHEMA_CHARS:
+        raise BadRequestError(
+            f"grammar has {len(grammar):,} characters; with its schemas it may have "
+            f"{MAX_SCHEMA_CHARS:,}."
+        )
+    num_chars, decoder = len(grammar), json.JSONDecoder()
+    for found in _INLINE_JSON.finditer(grammar):
+        try:
+            schema, end = decoder.raw_decode(grammar, found.end())
+            num_chars += sum(map(len, _expressions(schema))) - (end - found.end())
+        except ValueError:
+            continue  # the compiler will say so
+        except RecursionError:
+            raise BadRequestError("grammar has a schema that is nested too deeply.") from None
+    _check_length("grammar", num_chars)
+
+
+def _expressions(value: object) -> Iterator[str]:
+    """Yield what a schema that was not checked has of regular expressions."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            if key == "pattern" and isinstance(child, str):
+                yield child
+            elif key == "patternProperties" and isinstance(child, dict):
+                yield from child
+            yield from _expressions(child)
+    elif isinstance(value, list):
+        for child in value:
+            yield from _expressions(child)
 
 
 def _check_pattern(pattern: str, place: str) -> None:
