@@ -199,6 +199,51 @@ def test_near_its_limit_an_output_is_ended_validly_and_flagged(max_tokens, seed)
     assert (answer.finish_reason == "length") == answer.is_ending_forced
 
 
+def fewest_tokens(tokenizer, text):
+    """The length of the shortest sequence of tokens that spells a text."""
+    known = {tokenizer.token_bytes(i) for i in range(256)}
+    known |= {tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)}
+    content, least = text.encode(), [0]
+    for end in range(1, len(content) + 1):
+        starts = (start for start in range(end) if content[start:end] in known)
+        least.append(1 + min(least[start] for start in starts))
+    return least[-1]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "texts"),
+    [
+        (spec({"enum": ["a long text of many tokens", "brief", 12345, "c"]}), ['"c"']),
+        (spec(choice=["the first of them", "second", "third one", "no"]), ["no"]),
+        (spec({"anyOf": [PERSON, {"type": "null"}]}), ["null"]),
+        (spec({"anyOf": [{"const": "xxxxxxxxxx"}, {"const": "xxxxxy"}]}), ['"xxxxxy"']),
+        (spec(regex="(long words|a{7}|b{3})!"), ["bbb!"]),
+        (spec(LIST, disable_any_whitespace=True), ['{"value":0,"next":null}']),
+        (
+            spec({"type": "array", "items": {"enum": ["three", "1", 2]}, "minItems": 2}),
+            ["[2,2]", "[2, 2]"],
+        ),
+    ],
+)
+def test_an_ending_is_the_shortest_where_choices_are_few(constraint, texts):
+    with tiny() as llm:
+        ending = llm.engine._compiler.compile(constraint, None).result().ending
+        found = b"".join(map(llm.tokenizer.token_bytes, ending)).decode()
+        assert len(ending) == min(fewest_tokens(llm.tokenizer, text) for text in texts), found
+
+
+@pytest.mark.parametrize("max_tokens", range(3, 30, 3))
+def test_an_ending_never_takes_more_tokens_than_are_left(max_tokens):
+    schema = {"anyOf": [{"type": "array", "items": {"enum": ["three", 1]}}, PERSON]}
+    with tiny() as llm:
+        (answer,) = answers(llm, spec(schema), max_tokens, logit_bias=favour(llm, "[,"))
+    assert len(answer.token_ids) <= max_tokens
+    if answer.is_ending_forced or answer.finish_reason == "stop":
+        jsonschema.validate(json.loads(answer.text), schema)
+    else:
+        assert len(answer.token_ids) == max_tokens
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_room_is_kept_for_an_item_that_has_just_begun(seed):
     item = {"type": "object", "properties": {"long_name": {"type": "integer"}, "other": {}}}

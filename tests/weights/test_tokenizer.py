@@ -4,6 +4,7 @@ import copy
 import json
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from octavo.errors import (
     OctavoError,
     UnsupportedModelError,
 )
+from octavo.weights.encoder import LONG_TEXT
 from octavo.weights.fetch import cached_path
 from octavo.weights.gguf import open_gguf
 from octavo.weights.tokenizer import Tokenizer
@@ -142,6 +144,35 @@ def test_threads_that_encode_first_read_once():
         found = list(pool.map(tokenizer.encode, ["some text"] * 32))
     assert found == [GPT2.encode("some text")] * 32
     assert len(reads) == 1
+
+
+@pytest.mark.parametrize("parse_special", [False, True])
+def test_other_threads_run_while_a_long_text_is_encoded(parse_special):
+    """With switching as good as off, another thread gets on only where the library lets it."""
+    start, ran = threading.Event(), threading.Event()
+    other = threading.Thread(target=lambda: start.wait() and ran.set())
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        start.set()
+        for _ in range(50):  # once would do, were the machine idle
+            GPT2.encode("some words " * 5_000, parse_special=parse_special)
+            if ran.is_set():
+                break
+        assert ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        other.join()
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_long_text_has_the_ids_that_its_library_gives_a_short_one(name):
+    text = "".join(TEXTS[:-1])
+    text += " ".join([text] * (1 + 2 * LONG_TEXT // len(text)))
+    tokenizer = TOKENIZERS[name]
+    expected = tokenizer._encoder._bpe.encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode(text, add_bos=False) == expected
 
 
 def test_an_id_between_others_that_has_no_token_has_no_text(tmp_path):

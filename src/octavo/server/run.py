@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from fastapi import FastAPI
 
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.client import EngineClient, ThreadClient
@@ -133,7 +134,11 @@ class _Serving:
         loop = asyncio.get_running_loop()
         patience = loop.call_later(LOADING_SECONDS, self._tell_loading)
         try:
-            await self._client.start()
+            # The document takes so long to make that no request should wait for it.
+            app = self._uvicorn.config.app
+            assert isinstance(app, FastAPI)
+            document = asyncio.to_thread(app.openapi)
+            await asyncio.gather(self._client.start(), document)
         finally:
             patience.cancel()
         give_back_memory()
