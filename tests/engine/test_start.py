@@ -14,7 +14,7 @@ from octavo.errors import BadRequestError, ChatTemplateError, SettingError
 from octavo.executors.pages import bytes_per_token
 from octavo.models.registry import WeightReader, build_program
 from tests.engine.starting import FEW, refusal
-from tests.engines import TINY, greedy, only, tokens
+from tests.engines import TINY, drain, greedy, only, tokens
 
 
 @pytest.fixture
@@ -33,6 +33,24 @@ def test_every_tiny_model_starts_and_says_what_it_runs_on(name):
         assert first.startswith(f"{name} on the {llm.engine.executor.name} executor")
     assert re.search("on the (cpu|reference)", first)
     assert second.startswith("KV cache: 8 blocks of 32 tokens")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_an_engine_whose_prompts_are_ids_reads_merges_when_a_text_needs_them(name):
+    """Most of a tokenizer's memory is what only encoding needs."""
+    config = EngineConfig.from_dict({"model": str(TINY / name), **FEW})
+    started = start.start_engine(config, encodes=False)
+    engine, tokenizer = started.engine, started.tokenizer
+
+    def run(**params):
+        engine.add(tokens(5), greedy(3, **params))
+        return drain(engine)[-1]
+
+    assert run(stop=["z"]).finish_reason == "length"
+    assert tokenizer._encoder is None
+    assert run(bad_words=["a"]).finish_reason == "length"
+    assert tokenizer._encoder is not None
+    engine.close()
 
 
 @pytest.mark.case("V13")
