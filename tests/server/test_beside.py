@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from octavo.engine.client import LONG_TEXT
+from octavo.server import turns
 from tests.server.serving import Calls, ThreadServer, chat, completion
 
 LONG = "a " * LONG_TEXT
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 TALK = {"messages": [{"role": "user", "content": LONG}]}
 
 
@@ -31,6 +33,7 @@ def server() -> Iterator[ThreadServer]:
         ("decode", "/detokenize", {"tokens": [5, 6, 7]}),
         ("token_text", "/tokenize", {"prompt": "short", "return_token_strs": True}),
         ("render", "/apply-template", TALK),
+        ("tools_constraint", "/v1/chat/completions", chat(tools=TOOLS, tool_choice="required")),
     ],
 )
 def test_others_are_answered_while_a_text_is_worked_at(
@@ -38,7 +41,8 @@ def test_others_are_answered_while_a_text_is_worked_at(
 ) -> None:
     begun, gate = threading.Event(), threading.Event()
     face = server.client.face
-    owner: Any = face.chat if slow == "render" else face.tokenizer
+    owners: dict[str, Any] = {"render": face.chat, "tools_constraint": turns}
+    owner = owners.get(slow, face.tokenizer)
     work = getattr(owner, slow)
 
     def work_later(*args: Any, **options: Any) -> Any:

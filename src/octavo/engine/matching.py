@@ -43,12 +43,15 @@ _MAX_LOOKS, _FEW = 128, 32
 
 def deep_threads(number: int, name: str) -> ThreadPoolExecutor:
     """Return threads in which the library may follow as many references as a grammar can have."""
+    pool, gate = ThreadPoolExecutor(number, name), threading.Barrier(number)
     before = threading.stack_size(STACK_BYTES)
     try:
-        pool, gate = ThreadPoolExecutor(number, name), threading.Barrier(number)
         for _ in range(number):  # each starts a thread, since those before it wait
             pool.submit(gate.wait)
         return pool
+    except RuntimeError:  # no memory for a thread: let those go that wait
+        gate.abort()
+        raise
     finally:
         threading.stack_size(before)
 
