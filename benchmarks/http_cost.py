@@ -30,7 +30,11 @@ def in_process(llm: LLM, load: Load, seed: str) -> dict[str, Any]:
 
 
 def compare(llm: LLM, server: Server, load: Load, rounds: int) -> dict[str, Any]:
-    """Return both ways' rates, round by round, and what HTTP leaves of the rate."""
+    """Return both ways' rates, round by round, and what HTTP leaves of the rate.
+
+    cpu_ratio: the engine's CPU time in this process over that of engine, server and client, which
+    is the ratio of rates that a machine with nothing else to do would have, were all of it busy.
+    """
     rows = []
     for turn in range(rounds):
         inside = in_process(llm, load, f"http cost {turn}")
@@ -42,10 +46,15 @@ def compare(llm: LLM, server: Server, load: Load, rounds: int) -> dict[str, Any]
         for kind in ("in_process", "http")
     }
     spent = [row["http"]["cpu_seconds"] for row in rows]
+    alone = sum(row["in_process"]["cpu_seconds"]["engine"] for row in rows)
+    outside = sum(
+        row["http"]["client_cpu_seconds"] + sum(row["http"]["cpu_seconds"].values()) for row in rows
+    )
     return {
         "streams": load.streams,
         "rates": rates,
         "ratio": round(rates["http"] / rates["in_process"], 3),
+        "cpu_ratio": round(alone / outside, 3),
         "server_of_engine_cpu": round(
             sum(s["server"] for s in spent) / sum(s["engine"] for s in spent), 4
         ),
