@@ -198,7 +198,7 @@ class LLM:
         return [params or default for params in given]
 
     def _run(
-        self, jobs: list[Callable[[GenerationProgress], Output]], show_progress: bool
+        self, jobs: Sequence[Callable[[GenerationProgress], Output]], show_progress: bool
     ) -> list[Output]:
         """Add every job, step until nothing is left, and return the outputs in order."""
         outputs: list[Output] = []
