@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
+    from octavo.engine.pooling import EmbeddingOutput
     from octavo.errors import OctavoError
     from octavo.llm import LLM
     from octavo.request import (
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "LLM": "octavo.llm",
     "CompletionOutput": "octavo.request",
+    "EmbeddingOutput": "octavo.engine.pooling",
     "EngineConfig": "octavo.config",
     "OctavoError": "octavo.errors",
     "RequestOutput": "octavo.request",
@@ -32,6 +34,7 @@ _MODULES = {
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "EmbeddingOutput",
     "EngineConfig",
     "OctavoError",
     "RequestOutput",

@@ -9,13 +9,15 @@ Invariant: `generate` returns one output per prompt, in order, and leaves nothin
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, get_args
 
 from octavo.config import EngineConfig
 from octavo.engine.explain import explain
 from octavo.engine.intake import Prompt
 from octavo.engine.outputs import OutputCollector, OutputDelta
+from octavo.engine.pooling import EmbeddingOutput, as_vector
 from octavo.engine.start import start_engine
 from octavo.engine.stats import EngineStats
 from octavo.errors import (
@@ -25,10 +27,11 @@ from octavo.errors import (
     shorten,
 )
 from octavo.progress import GenerationProgress
-from octavo.request import CompletionOutput, RequestOutput, SamplingParams
+from octavo.request import CompletionOutput, Pooling, RequestOutput, SamplingParams
 
 Message = dict[str, Any]
 Params = SamplingParams | None
+Output = TypeVar("Output", RequestOutput, EmbeddingOutput)
 
 
 class LLM:
@@ -94,19 +97,48 @@ class LLM:
         terminal. In a list, a prompt that is refused gets an output with `error` set and the
         others go on; a single refused prompt raises.
         """
-        if isinstance(prompts, (str, dict)):
-            prompts = [prompts]
-            single = True
-        else:
-            prompts, single = list(prompts), False
-        params = self._params_per_prompt(sampling_params, len(prompts))
-        priorities = [0] * len(prompts) if priority is None else list(priority)
-        if len(priorities) != len(prompts):
+        listed, is_single = _listed(prompts)
+        params = self._params_per_prompt(sampling_params, len(listed))
+        priorities = [0] * len(listed) if priority is None else list(priority)
+        if len(priorities) != len(listed):
             raise InvalidParameterError(
-                "priority", len(priorities), f"one number for each of the {len(prompts)} prompts"
+                "priority", len(priorities), f"one number for each of the {len(listed)} prompts"
             )
-        outputs = self._run(list(zip(prompts, params, priorities, strict=True)), use_tqdm)
-        if single and outputs[0].error is not None:
+        jobs = [partial(self._add, *job) for job in zip(listed, params, priorities, strict=True)]
+        outputs = self._run(jobs, use_tqdm)
+        if is_single and outputs[0].error is not None:
+            raise outputs[0].error
+        return outputs
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """Turn one prompt or many into vectors, in order: the same as the server's /v1/embeddings.
+
+        pooling: the mean of the final states of a prompt's tokens, or the last. normalize: to
+        length 1. dimensions: keep so many numbers, the first ones. truncate_prompt_tokens: keep the
+        prompt's last ones. Refused prompts are told as in `generate`.
+        """
+        if pooling not in get_args(Pooling):
+            raise InvalidParameterError("pooling", pooling, " or ".join(get_args(Pooling)))
+        listed, is_single = _listed(prompts)
+        params = SamplingParams(
+            temperature=0, detokenize=False, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+
+        def vector(state: bytes) -> Any:
+            return as_vector(state, dimensions=dimensions, normalize=normalize)
+
+        jobs = [partial(self._add_pooled, prompt, params, pooling, vector) for prompt in listed]
+        outputs = self._run(jobs, use_tqdm)
+        if is_single and outputs[0].error is not None:
             raise outputs[0].error
         return outputs
 
@@ -186,13 +218,13 @@ class LLM:
         return [params or default for params in given]
 
     def _run(
-        self, jobs: list[tuple[Any, SamplingParams, int]], show_progress: bool
-    ) -> list[RequestOutput]:
+        self, jobs: Sequence[Callable[[GenerationProgress], Output]], show_progress: bool
+    ) -> list[Output]:
         """Add every job, step until nothing is left, and return the outputs in order."""
-        outputs: list[RequestOutput] = []
+        outputs: list[Output] = []
         with closing(GenerationProgress(len(jobs), enabled=show_progress)) as progress:
             try:
-                outputs.extend(self._add(*job, progress) for job in jobs)
+                outputs.extend(job(progress) for job in jobs)
                 ids = [output.request_id for output in outputs]
                 while not self._receivers.keys().isdisjoint(ids):
                     self._step()
@@ -222,6 +254,38 @@ class LLM:
         self._receivers[request.request_id] = receive
         return collector.output
 
+    def _add_pooled(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        pooling: Pooling,
+        vector: Callable[[bytes], Any],
+        progress: GenerationProgress,
+    ) -> EmbeddingOutput:
+        """Queue one prompt and return the output that `_step` will fill, or say why not."""
+        output = EmbeddingOutput(request_id="", prompt=_text_of(prompt), prompt_token_ids=[])
+        try:
+            request = self.engine.add(prompt, params, pooling=pooling)
+        except BadRequestError as error:
+            progress.finish_requests(1)
+            output.error = error
+            return output
+        output.request_id, output.prompt_token_ids = request.request_id, request.prompt_token_ids
+
+        def receive(delta: OutputDelta) -> None:
+            if not delta.is_last:
+                return
+            output.error, output.num_cached_tokens = delta.error, delta.num_cached_tokens
+            if delta.pooled is not None:
+                try:
+                    output.embedding = vector(delta.pooled)
+                except BadRequestError as error:
+                    output.error = error
+            progress.finish_requests(1)
+
+        self._receivers[request.request_id] = receive
+        return output
+
     def _step(self) -> None:
         """Run one step and hand each delta to whoever waits for it."""
         for delta in self.engine.step():
@@ -238,6 +302,13 @@ class LLM:
             self.engine.abort(request_id)
         if left:
             self._step()
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Any], bool]:
+    """Return prompts as a list, and whether it was a single one."""
+    if isinstance(prompts, (str, dict)):
+        return [prompts], True
+    return list(prompts), False
 
 
 def _text_of(prompt: Any) -> str | None:

@@ -416,7 +416,7 @@ class CompletionOutput:
     """One of the `n` answers. `logprobs` has one dict per generated token.
 
     stop_reason: the stop string or stop token id that ended it; None for the model's end token.
-    is_ending_forced: a structured output was near its limit of tokens, and the shortest ending that
+    is_ending_forced: a structured output was near its limit of tokens, and a short ending that
     makes it valid was chosen for it.
     """
 

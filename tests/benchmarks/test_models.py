@@ -61,7 +61,7 @@ def test_the_random_model_and_its_checkpoint_answer_alike(tmp_path, small_shape)
 @needs_default_model
 def test_the_checkpoints_tokenizer_is_the_models(tmp_path, small_shape):
     folder = models.checkpoint_path(models.LARGE, tmp_path)
-    tokenizer = open_model("smollm2-135m").tokenizer()
+    tokenizer = open_model("smollm2-135m").tokenizer(False)
     library = LibraryTokenizer.from_file(str(folder / "tokenizer.json"))
     text = "Hello wörld, it's 2024!\n\n  def f(x): 🙂"
     ids = library.encode(text, add_special_tokens=False).ids

@@ -2,16 +2,19 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import jsonschema
 import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.engine import engine as engine_module
+from octavo.engine.grammar import MAX_GRAMMAR_CHARS
 from octavo.errors import BadRequestError, InvalidParameterError
 from octavo.request import Reasoning, StructuredOutputs
 from octavo.weights.fetch import cached_path
-from tests.engines import assert_idle, drain, drawn, tiny, tokens
+from tests.engines import TINY, assert_idle, drain, drawn, tiny, tokens
 
 PERSON = {
     "type": "object",
@@ -194,6 +197,51 @@ def test_near_its_limit_an_output_is_ended_validly_and_flagged(max_tokens, seed)
     assert len(answer.token_ids) <= max_tokens
     jsonschema.validate(json.loads(answer.text), schema)
     assert (answer.finish_reason == "length") == answer.is_ending_forced
+
+
+def fewest_tokens(tokenizer, text):
+    """The length of the shortest sequence of tokens that spells a text."""
+    known = {tokenizer.token_bytes(i) for i in range(256)}
+    known |= {tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)}
+    content, least = text.encode(), [0]
+    for end in range(1, len(content) + 1):
+        starts = (start for start in range(end) if content[start:end] in known)
+        least.append(1 + min(least[start] for start in starts))
+    return least[-1]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "texts"),
+    [
+        (spec({"enum": ["a long text of many tokens", "brief", 12345, "c"]}), ['"c"']),
+        (spec(choice=["the first of them", "second", "third one", "no"]), ["no"]),
+        (spec({"anyOf": [PERSON, {"type": "null"}]}), ["null"]),
+        (spec({"anyOf": [{"const": "xxxxxxxxxx"}, {"const": "xxxxxy"}]}), ['"xxxxxy"']),
+        (spec(regex="(long words|a{7}|b{3})!"), ["bbb!"]),
+        (spec(LIST, disable_any_whitespace=True), ['{"value":0,"next":null}']),
+        (
+            spec({"type": "array", "items": {"enum": ["three", "1", 2]}, "minItems": 2}),
+            ["[2,2]", "[2, 2]"],
+        ),
+    ],
+)
+def test_an_ending_is_the_shortest_where_choices_are_few(constraint, texts):
+    with tiny() as llm:
+        ending = llm.engine._compiler.compile(constraint, None).result().ending
+        found = b"".join(map(llm.tokenizer.token_bytes, ending)).decode()
+        assert len(ending) == min(fewest_tokens(llm.tokenizer, text) for text in texts), found
+
+
+@pytest.mark.parametrize("max_tokens", range(3, 30, 3))
+def test_an_ending_never_takes_more_tokens_than_are_left(max_tokens):
+    schema = {"anyOf": [{"type": "array", "items": {"enum": ["three", 1]}}, PERSON]}
+    with tiny() as llm:
+        (answer,) = answers(llm, spec(schema), max_tokens, logit_bias=favour(llm, "[,"))
+    assert len(answer.token_ids) <= max_tokens
+    if answer.is_ending_forced or answer.finish_reason == "stop":
+        jsonschema.validate(json.loads(answer.text), schema)
+    else:
+        assert len(answer.token_ids) == max_tokens
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -390,8 +438,15 @@ def nested(keyword, depth):
         spec(grammar="start: foo"),
         spec(grammar="root ::= ("),
         spec(regex="a" * 300_000),
+        spec(regex=".*" * 9_000),
+        spec(grammar="start: T\nT: " + "A? " * 9_000 + "\nA: /a/"),
+        spec(grammar='start: %json {"pattern": "' + "a?" * 9_000 + '"}'),
+        spec(grammar='start: %json {"patternProperties": {"' + "a?" * 9_000 + '": true}}'),
+        spec(grammar="start: %json " + "[" * 5_000),
+        spec(grammar='start: "a"\n// ' + "x" * 300_000),
+        spec({"anyOf": [{"type": "string", "pattern": "a?" * 4_500}] * 2}),
     ],
-    ids=range(11),
+    ids=range(18),
 )
 def test_hostile_constraint_is_refused_and_the_engine_goes_on(constraint):
     with tiny() as llm:
@@ -406,6 +461,47 @@ def test_hostile_constraint_is_refused_and_the_engine_goes_on(constraint):
 def test_hostile_expression_costs_no_more_than_its_tokens(regex):
     with tiny() as llm:
         assert len(answers(llm, spec(regex=regex), 20)[0].token_ids) <= 20
+
+
+def test_schemas_in_a_grammar_do_not_count_as_its_text():
+    schema = json.dumps({"enum": ["x" * 30_000, "y"]})
+    assert len(schema) > MAX_GRAMMAR_CHARS
+    with tiny() as llm:
+        (answer,) = answers(
+            llm, spec(grammar=f"start: %json {schema}"), logit_bias=favour(llm, "y")
+        )
+    assert answer.text in ('"y"', '"' + "x" * 100)
+
+
+def chained(kind):
+    """A constraint with as long a chain of references as its limits allow."""
+    if kind == "rules":
+        rules = (f"r{i}:r{i + 1}" for i in range(1_300))
+        return {"grammar": "\n".join(["start: r0", *rules, 'r1300: "a"'])}
+    wrap = {"lists": lambda ref: {"type": "array", "items": ref, "minItems": 1}}
+    number = {"references": 6_500, "lists": 3_000}[kind]
+    links = {f"d{i}": wrap.get(kind, dict)({"$ref": f"#/$defs/d{i + 1}"}) for i in range(number)}
+    return {"json": {"$ref": "#/$defs/d0", "$defs": {**links, f"d{number}": {"type": "null"}}}}
+
+
+@pytest.mark.parametrize("kind", ["rules", "references", "lists"])
+def test_long_chain_of_references_does_not_end_the_process(kind):
+    """In a process of its own: a thread whose stack is used up takes its process along."""
+    program = """
+import json, sys
+from octavo import LLM, SamplingParams
+from octavo.request import StructuredOutputs
+constraint = StructuredOutputs(**json.load(sys.stdin))
+with LLM(sys.argv[1], num_gpu_blocks_override=8) as llm:
+    params = SamplingParams(max_tokens=9, structured_outputs=constraint)
+    print(len(llm.generate("x", params, use_tqdm=False)[0].outputs[0].token_ids))
+"""
+    command = [sys.executable, "-c", program, str(TINY / "llama")]
+    done = subprocess.run(
+        command, input=json.dumps(chained(kind)), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert 1 <= int(done.stdout) <= 9
 
 
 @pytest.mark.case("S01")

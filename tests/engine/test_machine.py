@@ -1,10 +1,13 @@
 """What this process may use, on machines described by files."""
 
 import os
+import platform
+import subprocess
+import sys
 
 import pytest
 
-from octavo.engine.machine import GIB, available_cpus, available_memory
+from octavo.engine.machine import GIB, available_cpus, available_memory, give_back_memory
 
 
 class TestAvailableMemory:
@@ -65,6 +68,35 @@ class TestAvailableMemory:
 
     def test_this_machine_has_something_free(self):
         assert available_memory() > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and needs glibc")
+def test_freed_memory_goes_back_to_the_machine():
+    """In a process of its own, whose heap nothing else has used. 100 MB in pieces, every 50th of
+    which stays, so that the heap cannot just be cut short."""
+    program = """
+import os
+from octavo.engine.machine import give_back_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+pieces = [bytes(10_000) for _ in range(10_000)]
+kept = pieces[::50]
+full = resident()
+del pieces
+give_back_memory()
+print(full - resident())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    if platform.libc_ver()[0] == "glibc":
+        assert int(done.stdout) > 80_000_000
+
+
+def test_memory_can_be_given_back_at_any_time():
+    give_back_memory()
+    give_back_memory()
 
 
 class TestAvailableCpus:

@@ -6,12 +6,17 @@ from dataclasses import replace
 import pytest
 
 from octavo import LLM
+from octavo.config import EngineConfig
 from octavo.cost.hardware import MACHINES
 from octavo.engine import kept, start
-from octavo.engine.backend import Backend
+from octavo.engine.backend import Backend, choose_backend
+from octavo.engine.load import open_model
+from octavo.engine.machine import GIB, available_memory
 from octavo.errors import BadRequestError, ChatTemplateError, SettingError
+from octavo.executors.pages import bytes_per_token
+from octavo.models.registry import WeightReader, build_program
 from tests.engine.starting import FEW, refusal
-from tests.engines import TINY, greedy, only, tokens
+from tests.engines import TINY, drain, greedy, only, tokens
 
 
 @pytest.fixture
@@ -32,6 +37,24 @@ def test_every_tiny_model_starts_and_says_what_it_runs_on(name):
     assert second.startswith("KV cache: 8 blocks of 32 tokens")
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_an_engine_whose_prompts_are_ids_reads_merges_when_a_text_needs_them(name):
+    """Most of a tokenizer's memory is what only encoding needs."""
+    config = EngineConfig.from_dict({"model": str(TINY / name), **FEW})
+    started = start.start_engine(config, encodes=False)
+    engine, tokenizer = started.engine, started.tokenizer
+
+    def run(**params):
+        engine.add(tokens(5), greedy(3, **params))
+        return drain(engine)[-1]
+
+    assert run(stop=["z"]).finish_reason == "length"
+    assert tokenizer._encoder is None
+    assert run(bad_words=["a"]).finish_reason == "length"
+    assert tokenizer._encoder is not None
+    engine.close()
+
+
 @pytest.mark.case("V13")
 @pytest.mark.parametrize(
     ("settings", "bytes_per_weight"),
@@ -45,6 +68,70 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
     monkeypatch.setattr(start, "available_memory", lambda: bytes_per_weight * 130_240)
     line = refusal(TINY / "llama", SettingError, **settings)
     assert line.startswith("The weights need 0.00 GiB but")
+
+
+@pytest.mark.case("V13")
+class TestControlGroup:
+    """A machine of 64 GiB whose control group leaves this process much less."""
+
+    @pytest.fixture
+    def needs(self):
+        """Bytes of the weights, and of a block."""
+        files = open_model(str(TINY / "llama"))
+        program = build_program(files.config)
+        weights = WeightReader(files.config, program, files.source)
+        backend = choose_backend(EngineConfig(model=str(TINY / "llama")), program)
+        block = 32 * bytes_per_token(program.kv_groups, "bfloat16")
+        return backend.weight_bytes(program, weights), block
+
+    @pytest.fixture(params=["v1", "v2"])
+    def leave(self, request, tmp_path, monkeypatch):
+        """Return what sets how many bytes the group leaves."""
+        names = {
+            "v1": ("memory/pod", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+            "v2": ("pod", "memory.max", "memory.current", ""),
+        }
+        folder, limit, used, prefix = names[request.param]
+        line = "0::/pod" if request.param == "v2" else "4:memory:/pod"
+        write(tmp_path / "proc/meminfo", f"MemAvailable: {64 << 20} kB")
+        write(tmp_path / "proc/self/cgroup", line)
+        monkeypatch.setattr(start, "available_memory", lambda: available_memory(tmp_path))
+
+        def leave(free):
+            group = tmp_path / "sys/fs/cgroup" / folder
+            write(group / limit, str(4 * GIB))
+            write(group / used, str(4 * GIB - free + 1000))
+            write(group / "memory.stat", f"{prefix}inactive_file 1000")
+
+        return leave
+
+    def test_a_smaller_pool_is_taken_and_the_line_says_so(self, leave, needs):
+        weights, block = needs
+        leave(weights + 20 * block)
+        with LLM(str(TINY / "llama")) as llm:
+            assert llm.engine.executor.num_blocks == 10  # half of what is free, for the context
+            assert llm.engine.intake.max_model_len == 320
+            assert only(llm, tokens(100), greedy(3)).finish_reason == "length"
+        assert "10 blocks" in llm.reasons[-1]
+        assert "shortens the context" in llm.reasons[-1]
+
+    def test_a_pool_that_was_asked_for_and_does_not_fit_is_refused(self, leave, needs, monkeypatch):
+        monkeypatch.setattr(Backend, "build", None)  # nothing is loaded
+        weights, block = needs
+        leave(weights + 7 * block)
+        line = refusal(TINY / "llama", SettingError)  # which asks for 8
+        assert "num_gpu_blocks_override asks for 0.00 GiB" in line
+        assert "Lower it" in line
+
+    def test_weights_that_do_not_fit_are_refused(self, leave, needs, monkeypatch):
+        monkeypatch.setattr(Backend, "build", None)
+        leave(needs[0])
+        assert "The weights need" in refusal(TINY / "llama", SettingError)
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 class TestSettings:

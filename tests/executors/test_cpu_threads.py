@@ -3,8 +3,10 @@
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,15 @@ from tests.executors.native import (
 
 pytestmark = needs_library
 ROOT = TINY.parents[2]
+
+
+def thread_ticks() -> dict[int, int]:
+    """Return how long each thread of this process has computed, in the kernel's ticks."""
+    found = {}
+    for path in Path("/proc/self/task").iterdir():
+        fields = (path / "stat").read_text().rpartition(")")[2].split()
+        found[int(path.name)] = int(fields[11]) + int(fields[12])
+    return found
 
 
 class TestThreads:
@@ -52,6 +63,27 @@ class TestThreads:
                 results.append(bits(run.logits(step)))
                 one.submit(run.close).result()
         assert len(set(results)) == 1
+
+    @pytest.mark.case("S80")
+    @pytest.mark.skipif(sys.platform != "linux", reason="reads the threads' times from /proc")
+    def test_threads_of_an_engine_that_waits_take_no_time(self):
+        """Else two engines on the same CPUs would slow each other even while one has no work."""
+        before = thread_ticks().keys()
+        program = network()
+        run = native(program, RandomWeights(program), SETS[0], num_threads=3)
+        step = batch(Piece(token_ids(200), 0, 200, range(7)))
+        run.logits(step)
+        own = thread_ticks().keys() - before
+        assert len(own) == 2  # and this thread
+        for _ in range(100):  # they look for work for a moment before they sleep
+            ticks = thread_ticks()
+            time.sleep(0.1)
+            now = thread_ticks()
+            if all(now[thread] == ticks[thread] for thread in own):
+                break
+        else:
+            pytest.fail("the threads never rest")
+        run.close()
 
     def test_other_python_threads_run_during_a_step(self):
         """With switching as good as off, another thread gets on only where a step lets it."""

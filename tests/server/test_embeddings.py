@@ -3,11 +3,13 @@
 import base64
 import json
 import struct
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 
+from octavo import LLM
 from tests.engines import assert_idle
 from tests.server.serving import Calls, ThreadServer, checked, engine_config
 from tests.server.test_staying_up import block, leave, until, until_idle
@@ -30,6 +32,15 @@ def test_all_four_shapes_of_input_give_the_same_vectors(calls: Calls) -> None:
     assert embed(calls, ids) == expected
     assert embed(calls, texts[0]) == embed(calls, ids[0]) == expected[:1]
     assert expected[0] != expected[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"pooling": "last", "normalize": False, "dimensions": 7}])
+def test_vectors_are_those_of_the_offline_engine(calls: Calls, options: dict[str, Any]) -> None:
+    texts = ["The sky", "A lake", "x" * 50]
+    config = engine_config()
+    with LLM(**{**asdict(config), "model": config.model}) as llm:
+        expected = [output.embedding.tolist() for output in llm.embed(texts, **options)]
+    assert embed(calls, texts, **options) == expected
 
 
 @pytest.mark.case("S69")

@@ -4,6 +4,8 @@ import copy
 import json
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from octavo.errors import (
     OctavoError,
     UnsupportedModelError,
 )
+from octavo.weights.encoder import LONG_TEXT
 from octavo.weights.fetch import cached_path
 from octavo.weights.gguf import open_gguf
 from octavo.weights.tokenizer import Tokenizer
@@ -91,6 +94,92 @@ def test_a_folder_gives_the_ids_and_text_of_its_own_library(name):
             ids, skip_special_tokens=False
         )
     assert ours.vocab_size == library.get_vocab_size()
+
+
+# --- reading what only encoding needs later
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_deferred_tokenizer_reads_its_metadata_again_at_the_first_text(name):
+    reads = []
+
+    def reopen():
+        reads.append(name)
+        return metadata(name)
+
+    eager, deferred = TOKENIZERS[name], Tokenizer.from_gguf(metadata(name), reopen=reopen)
+    everything = range(eager.vocab_size)
+    assert [*map(deferred.token_bytes, everything)] == [*map(eager.token_bytes, everything)]
+    assert [*map(deferred.token_text, everything)] == [*map(eager.token_text, everything)]
+    assert (deferred.eos_ids, deferred.special_ids) == (eager.eos_ids, eager.special_ids)
+    assert not reads
+    for text in TEXTS[:-1]:
+        for parse in (False, True):
+            found = deferred.encode(text, parse_special=parse)
+            assert found == eager.encode(text, parse_special=parse)
+    assert reads == [name]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_deferred_folder_is_read_again_at_the_first_text(name):
+    folder = GOLDEN / "tiny" / name
+    eager, deferred = (Tokenizer.from_directory(folder, deferred=d) for d in (False, True))
+    assert [*map(deferred.encode, TEXTS[:-1])] == [*map(eager.encode, TEXTS[:-1])]
+
+
+def test_a_deferred_tokenizer_whose_file_was_damaged_since_says_so():
+    reads = iter([metadata("gpt-2", merges=["no such"]), metadata("gpt-2")])
+    tokenizer = Tokenizer.from_gguf(metadata("gpt-2"), reopen=lambda: next(reads))
+    with pytest.raises(ModelFileError, match="damaged"):
+        tokenizer.encode("text")
+    assert tokenizer.encode("text") == GPT2.encode("text")
+
+
+def test_threads_that_encode_first_read_once():
+    reads = []
+    tokenizer = Tokenizer.from_gguf(
+        metadata("gpt-2"), reopen=lambda: reads.append(1) or metadata("gpt-2")
+    )
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(tokenizer.encode, ["some text"] * 32))
+    assert found == [GPT2.encode("some text")] * 32
+    assert len(reads) == 1
+
+
+@pytest.mark.parametrize("parse_special", [False, True])
+def test_other_threads_run_while_a_long_text_is_encoded(parse_special):
+    """With switching as good as off, another thread gets on only where the library lets it."""
+    start, ran = threading.Event(), threading.Event()
+    other = threading.Thread(target=lambda: start.wait() and ran.set())
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        start.set()
+        for _ in range(50):  # once would do, were the machine idle
+            GPT2.encode("some words " * 5_000, parse_special=parse_special)
+            if ran.is_set():
+                break
+        assert ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        other.join()
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_long_text_has_the_ids_that_its_library_gives_a_short_one(name):
+    text = "".join(TEXTS[:-1])
+    text += " ".join([text] * (1 + 2 * LONG_TEXT // len(text)))
+    tokenizer = TOKENIZERS[name]
+    expected = tokenizer._encoder._bpe.encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode(text, add_bos=False) == expected
+
+
+def test_an_id_between_others_that_has_no_token_has_no_text(tmp_path):
+    library = tokenizers.Tokenizer(models.BPE({"a": 0, "é": 7, "c": 3}, []))
+    tokenizer = Tokenizer.from_directory(write_folder(tmp_path, library))
+    assert [*map(tokenizer.token_text, range(8))] == ["a", "", "", "c", "", "", "", "é"]
+    assert tokenizer.token_bytes(5) == b""
 
 
 # --- special tokens in text

@@ -7,6 +7,7 @@ Invariant: when the parent is gone, so is this process, within a step.
 """
 
 import ctypes
+import gc
 import os
 import select
 import signal
@@ -92,10 +93,11 @@ def serve(port: SocketPort) -> None:
 
     port.send(Loading("the weights are being read and packed"))
     try:
-        started = start_engine(config)
+        started = start_engine(config, encodes=False)
     except OctavoError as error:
         port.send(StartFailed(error))
         return
+    gc.freeze()  # what lives as long as the process need not be looked at again
     port.send(describe_ready(started))
     try:
         EngineLoop(started.engine, port, clock.monotonic).run()

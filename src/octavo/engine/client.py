@@ -46,7 +46,7 @@ from octavo.request import Pooling, Request, SamplingParams
 
 Observer = Callable[[Stepped | None], None]
 # Texts of more characters are tokenised beside the event loop.
-LONG_TEXT = 20_000
+LONG_TEXT = 2_000
 
 
 class EngineState(enum.StrEnum):
@@ -387,7 +387,7 @@ class ThreadClient(ClientBase):
 
         self._loop = asyncio.get_running_loop()
         self._port = _ThreadPort(self._deliver)
-        started = await asyncio.to_thread(start_engine, self.config)
+        started = await asyncio.to_thread(start_engine, self.config, encodes=False)
         self._engine = started.engine
         from octavo.engine.loop import EngineLoop, describe_ready
 

@@ -10,10 +10,11 @@ Invariant: a mask is handed out only if its matcher has consumed all of the sequ
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from octavo.engine.grammar import Grammar
-from octavo.engine.matching import GrammarMatcher, Mask, Turn
+from octavo.engine.matching import GrammarMatcher, Mask, Turn, deep_threads
 from octavo.request import Sequence
 
 # Seconds that a step waits for masks that were begun after the last one. A mask that takes longer
@@ -36,12 +37,15 @@ class Constraints:
     """The matchers of all constrained sequences."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="octavo-mask")
         self._places: dict[Sequence, _Place] = {}
         self._pending: dict[Sequence, _Place] = {}
 
     def __len__(self) -> int:
         return len(self._places)
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return deep_threads(_NUM_THREADS, "octavo-mask")
 
     def add(self, sequence: Sequence, grammar: Grammar) -> None:
         """Begin with a sequence that has no output yet."""
@@ -114,7 +118,8 @@ class Constraints:
         """Forget everything."""
         self._places.clear()
         self._pending.clear()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        if "_threads" in self.__dict__:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _follow(self, sequence: Sequence, place: _Place) -> None:
         self._places[sequence] = place

@@ -79,11 +79,14 @@ class ModelFace:
     sampling_defaults: Mapping[str, Any]
 
 
-def open_face(config: EngineConfig) -> ModelFace:
-    """Open a model's files, fetching them if need be; raises like `open_model`."""
+def open_face(config: EngineConfig, *, deferred: bool = False) -> ModelFace:
+    """Open a model's files, fetching them if need be; raises like `open_model`.
+
+    deferred: the tokenizer reads what only encoding needs when it first encodes.
+    """
     template = _read_template(config.chat_template)
     files = open_model(config.model)
-    tokenizer = _tokenizer(config, files)
+    tokenizer = _tokenizer(config, files, deferred)
     use_defaults = config.generation_config == "auto"
     return ModelFace(
         files=files,
@@ -93,11 +96,11 @@ def open_face(config: EngineConfig) -> ModelFace:
     )
 
 
-def _tokenizer(config: EngineConfig, files: ModelFiles) -> Tokenizer | None:
+def _tokenizer(config: EngineConfig, files: ModelFiles, deferred: bool) -> Tokenizer | None:
     if config.tokenizer is None:
-        return files.tokenizer()
+        return files.tokenizer(deferred)
     path = Path(config.tokenizer)
-    return Tokenizer.from_directory(path.parent if path.is_file() else path)
+    return Tokenizer.from_directory(path.parent if path.is_file() else path, deferred=deferred)
 
 
 def _read_template(name: str | None) -> str | None:

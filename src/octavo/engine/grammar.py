@@ -20,15 +20,30 @@ from typing import Any
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
-from octavo.engine.matching import MAX_ENDING, GrammarVocabulary, Thinking, find_ending, next_mask
-from octavo.engine.schema import checked_schema, parsed_schema, patterns, subschemas
+from octavo.engine.matching import (
+    MAX_ENDING,
+    GrammarVocabulary,
+    Thinking,
+    deep_threads,
+    find_ending,
+    next_mask,
+)
+from octavo.engine.schema import (
+    MAX_SCHEMA_CHARS,
+    checked_schema,
+    parsed_schema,
+    patterns,
+    subschemas,
+)
 from octavo.errors import BadRequestError, OctavoError
 from octavo.request import Reasoning, StructuredOutputs
 from octavo.weights.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
-MAX_GRAMMAR_CHARS = 1 << 18
+# Schemas aside. For an expression of n parts, each of which may be left out, it takes a time that
+# grows with n * n, and no limit of the compiler's own ends that: 8,000 take seconds.
+MAX_GRAMMAR_CHARS = 1 << 14
 MAX_CHOICES = 10_000
 COMPILE_SECONDS = 10.0
 _NUM_KEPT = 64  # compiled grammars
@@ -39,6 +54,7 @@ _MAX_PARTS = 64
 # Between two tokens of JSON. Unbounded, a model may write blanks until its tokens are used up.
 WHITESPACE = r"[\x20\x0A]{0,2}"
 _BLANK = r"/[ \n]{0,4}/"
+_INLINE_JSON = re.compile(r"%json\s*")
 _DRAWN = re.compile(r"\d+ \|")
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 
@@ -65,7 +81,6 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="octavo-grammar")
         self._kept: OrderedDict[str, Future[Grammar]] = OrderedDict()
 
     def compile(self, spec: StructuredOutputs, reasoning: Reasoning | None) -> Future[Grammar]:
@@ -82,7 +97,12 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """Start nothing any more."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        if "_threads" in self.__dict__:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return deep_threads(_NUM_THREADS, "octavo-grammar")
 
     @cached_property
     def vocabulary(self) -> GrammarVocabulary:
@@ -149,7 +169,10 @@ def _answer(spec: StructuredOutputs) -> Json:
         return {"json_schema": _with_options({"type": "object"}, spec)}
     if spec.json is not None:
         schema = checked_schema(parsed_schema(spec.json))
+        num_chars = 0
         for pattern, place in patterns(schema):
+            num_chars += len(pattern)
+            _check_length(f"{place}, with the expressions before it,", num_chars)
             _check_pattern(pattern, place)
         return {"json_schema": _with_options(schema, spec)}
     if spec.choice is not None:
@@ -160,10 +183,10 @@ def _answer(spec: StructuredOutputs) -> Json:
         texts = (json.dumps(text, ensure_ascii=False) for text in spec.choice)
         return {"lark_grammar": "start: " + " | ".join(texts)}
     if spec.regex is not None:
-        _check_length("regex", spec.regex)
+        _check_length("regex", len(spec.regex))
         return {"lark_grammar": f"start: /{llguidance.regex_to_lark(spec.regex, use_ascii='dw')}/"}
     assert spec.grammar is not None
-    _check_length("grammar", spec.grammar)
+    _check_grammar_length(spec.grammar)
     try:
         return {"lark_grammar": any_to_lark(spec.grammar)}
     except Exception as error:  # the converter has no error of its own
@@ -204,11 +227,44 @@ def _matcher(tokenizer: llguidance.LLTokenizer, source: str) -> llguidance.LLMat
     return llguidance.LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
 
 
-def _check_length(name: str, text: str) -> None:
-    if len(text) > MAX_GRAMMAR_CHARS:
+def _check_length(name: str, num_chars: int) -> None:
+    if num_chars > MAX_GRAMMAR_CHARS:
         raise BadRequestError(
-            f"{name} has {len(text):,} characters; it may have {MAX_GRAMMAR_CHARS:,}."
+            f"{name} has {num_chars:,} characters; it may have {MAX_GRAMMAR_CHARS:,}."
         )
+
+
+def _check_grammar_length(grammar: str) -> None:
+    """Bound a grammar: as a whole, and without its schemas, of which only expressions count."""
+    if len(grammar) > MAX_SCHEMA_CHARS:
+        raise BadRequestError(
+            f"grammar has {len(grammar):,} characters; with its schemas it may have "
+            f"{MAX_SCHEMA_CHARS:,}."
+        )
+    num_chars, decoder = len(grammar), json.JSONDecoder()
+    for found in _INLINE_JSON.finditer(grammar):
+        try:
+            schema, end = decoder.raw_decode(grammar, found.end())
+            num_chars += sum(map(len, _expressions(schema))) - (end - found.end())
+        except ValueError:
+            continue  # the compiler will say so
+        except RecursionError:
+            raise BadRequestError("grammar has a schema that is nested too deeply.") from None
+    _check_length("grammar", num_chars)
+
+
+def _expressions(value: object) -> Iterator[str]:
+    """Yield what a schema that was not checked has of regular expressions."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            if key == "pattern" and isinstance(child, str):
+                yield child
+            elif key == "patternProperties" and isinstance(child, dict):
+                yield from child
+            yield from _expressions(child)
+    elif isinstance(value, list):
+        for child in value:
+            yield from _expressions(child)
 
 
 def _check_pattern(pattern: str, place: str) -> None:

@@ -32,14 +32,15 @@ Json = dict[str, Any]
 class ModelFiles:
     """An opened model: its numbers and named tensors, nothing of them computed yet.
 
-    tokenizer: makes the model's own tokenizer, or returns None if it brings none.
+    tokenizer: makes the model's own tokenizer, or returns None if it brings none. With true, what
+    only encoding needs is read when a text is first encoded.
     """
 
     path: Path
     config: ModelConfig
     source: TensorSource
     generation_config: Json
-    tokenizer: Callable[[], Tokenizer | None]
+    tokenizer: Callable[[bool], Tokenizer | None]
 
 
 def read_config(reference: str) -> ModelConfig:
@@ -73,7 +74,11 @@ def _open_gguf(path: Path) -> ModelFiles:
         config=read_gguf_config(source.metadata, source),
         source=source,
         generation_config={},
-        tokenizer=lambda: Tokenizer.from_gguf(source.metadata, cache=cache_folder() / "tokenizers"),
+        tokenizer=lambda deferred: Tokenizer.from_gguf(
+            source.metadata,
+            cache=cache_folder() / "tokenizers",
+            reopen=(lambda: open_gguf(path).metadata) if deferred else None,
+        ),
     )
 
 
@@ -86,7 +91,9 @@ def _open_directory(path: Path) -> ModelFiles:
         config=config,
         source=open_safetensors(path),
         generation_config=_read_json(generation) if generation.exists() else {},
-        tokenizer=lambda: Tokenizer.from_directory(path) if has_tokenizer else None,
+        tokenizer=lambda deferred: (
+            Tokenizer.from_directory(path, deferred=deferred) if has_tokenizer else None
+        ),
     )
 
 

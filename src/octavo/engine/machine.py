@@ -1,9 +1,11 @@
-"""What this process may use of the machine it runs on.
+"""What this process may use of the machine it runs on, and what it gives back.
 
 Reads what the kernel says of memory and CPUs, limits of control groups included; decides nothing.
 Invariant: an answer is never more than any of the limits that apply.
 """
 
+import ctypes
+import gc
 import os
 import platform
 from collections.abc import Iterator
@@ -18,6 +20,14 @@ def available_memory(root: Path = Path("/")) -> int:
     root: where `proc` and `sys` are found.
     """
     return max(0, min([_free_in_machine(root), *_free_in_cgroups(root)]))
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the machine, where the C library would keep it (glibc)."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def available_cpus(root: Path = Path("/")) -> int:

@@ -10,7 +10,10 @@ not allow is an error, never skipped.
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,7 +32,28 @@ if TYPE_CHECKING:
 Mask = NDArray[np.uint32]
 
 MAX_ENDING = 256  # tokens of an ending
+# The library follows references by recursion; a thread's usual 8 MiB end at some 3,000 of them, and
+# the process with it. What is not used takes no memory.
+STACK_BYTES = 128 << 20
 _RETRY = 16
+# Masks that a search for an ending computes, about a quarter of a millisecond each, and how many
+# tokens it tries one by one.
+_MAX_LOOKS, _FEW = 128, 32
+
+
+def deep_threads(number: int, name: str) -> ThreadPoolExecutor:
+    """Return threads in which the library may follow as many references as a grammar can have."""
+    pool, gate = ThreadPoolExecutor(number, name), threading.Barrier(number)
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        for _ in range(number):  # each starts a thread, since those before it wait
+            pool.submit(gate.wait)
+        return pool
+    except RuntimeError:  # no memory for a thread: let those go that wait
+        gate.abort()
+        raise
+    finally:
+        threading.stack_size(before)
 
 
 class GrammarVocabulary:
@@ -174,34 +198,74 @@ def find_ending(
     vocabulary: GrammarVocabulary,
     thinking: Thinking,
     limit: int,
+    *,
+    is_thorough: bool = True,
 ) -> tuple[int, ...] | None:
     """Return at most `limit` tokens after which the output is valid, or None if none were found.
 
-    The search is greedy and does not go back: what must come is taken, else what closes a text, an
-    object or an array, so the ending is short but not always the shortest.
+    What must come is taken. Where few tokens may come, as at a choice between values, each is
+    tried; where many may, only the one that closes a text, an object or an array. So the ending is
+    the shortest where the choices are few and looked at within `_MAX_LOOKS`, else a short one.
+    Unless `is_thorough`, only the likeliest is tried everywhere.
     """
-    probe, thinking, ending = matcher.deep_copy(), thinking.copy(), list[int]()
-    while not probe.is_accepting():
-        if thinking.part is not None:
-            tokens = _leaving(thinking.part, vocabulary)
-        else:
-            tokens = _nearer(probe, vocabulary)
-        ending += tokens
-        if not tokens or len(ending) > limit or not probe.consume_tokens(tokens):
-            return None
-        thinking.push(tokens)
-    return tuple(ending)
+    search = _EndingSearch(vocabulary, limit)
+    search.follow(matcher.deep_copy(), thinking.copy(), [])
+    while is_thorough and search.waiting and search.num_looks < _MAX_LOOKS:
+        before, thought, ending, token = search.waiting.popleft()
+        probe, thought = before.deep_copy(), thought.copy()
+        if len(ending) + 1 <= search.limit and probe.consume_token(token):
+            thought.push((token,))
+            search.follow(probe, thought, [*ending, token])
+    return search.best
 
 
-def _nearer(probe: llguidance.LLMatcher, vocabulary: GrammarVocabulary) -> list[int]:
-    """Return the token that comes next on the way to an end, or nothing where there is no way."""
-    token = vocabulary.longest(probe.compute_ff_bytes())
-    if token is not None:
-        return [token]
-    mask = next_mask(probe, vocabulary)
-    if mask is None or not mask.any():
-        return []
-    return [vocabulary.closing(vocabulary.unpacked(mask))]
+class _EndingSearch:
+    """Endings found so far: the best, and choices that were passed by, the earliest first.
+
+    limit: most tokens of an ending that would be better.
+    """
+
+    def __init__(self, vocabulary: GrammarVocabulary, limit: int) -> None:
+        self._vocabulary = vocabulary
+        self.limit = limit
+        self.best: tuple[int, ...] | None = None
+        self.waiting: deque[tuple[llguidance.LLMatcher, Thinking, list[int], int]] = deque()
+        self.num_looks = 0
+
+    def follow(self, probe: llguidance.LLMatcher, thinking: Thinking, ending: list[int]) -> None:
+        """Go on by the likeliest token to an end that is better than the best."""
+        while not probe.is_accepting():
+            if thinking.part is not None:
+                tokens = _leaving(thinking.part, self._vocabulary)
+            else:
+                tokens = self._nearer(probe, thinking, ending)
+            ending = ending + tokens
+            if not tokens or len(ending) > self.limit or not probe.consume_tokens(tokens):
+                return
+            thinking.push(tokens)
+        self.best, self.limit = tuple(ending), len(ending) - 1
+
+    def _nearer(
+        self, probe: llguidance.LLMatcher, thinking: Thinking, ending: list[int]
+    ) -> list[int]:
+        """Return the token that comes next on the way to an end, or nothing where there is no way.
+
+        If it is one of a few, the others wait to be tried.
+        """
+        token = self._vocabulary.longest(probe.compute_ff_bytes())
+        if token is not None:
+            return [token]
+        self.num_looks += 1
+        mask = next_mask(probe, self._vocabulary)
+        if mask is None or not mask.any():
+            return []
+        allowed = self._vocabulary.unpacked(mask)
+        chosen = self._vocabulary.closing(allowed)
+        if len(allowed) <= _FEW:
+            before, thought = probe.deep_copy(), thinking.copy()
+            others = [(before, thought, ending, int(t)) for t in allowed if t != chosen]
+            self.waiting.extend(others)
+        return [chosen]
 
 
 def _leaving(reasoning: Reasoning, vocabulary: GrammarVocabulary) -> list[int]:
@@ -284,9 +348,7 @@ class GrammarMatcher:
         self._num_to_check -= 1
         if self._num_to_check > 0 or self._matcher.is_stopped():
             return
-        ending = find_ending(
-            self._matcher, self._vocabulary, self._thinking, min(MAX_ENDING, self.num_left)
-        )
+        ending = self._find_ending()
         if ending is None:
             # Too late, or an end that the search does not see from here: try again elsewhere.
             self._num_to_check = _RETRY
@@ -294,6 +356,21 @@ class GrammarMatcher:
         self._num_to_check = self._num_safe(len(ending))
         if self._num_to_check == 0:
             self._is_forced, self._ending = True, list(ending)
+
+    def _find_ending(self) -> tuple[int, ...] | None:
+        """Return the first ending found that leaves room, else the shortest."""
+        ending: tuple[int, ...] | None = None
+        for is_thorough in (False, True):
+            ending = find_ending(
+                self._matcher,
+                self._vocabulary,
+                self._thinking,
+                min(MAX_ENDING, self.num_left),
+                is_thorough=is_thorough,
+            )
+            if ending is not None and self._num_safe(len(ending)):
+                break
+        return ending
 
     def _num_safe(self, num_ending: int) -> int:
         """Return after how many tokens to look again, if each may put off the end by a margin."""

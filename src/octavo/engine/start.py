@@ -27,7 +27,7 @@ from octavo.engine.intake import Intake
 from octavo.engine.kept import this_machine
 from octavo.engine.lives import LifeRecorder
 from octavo.engine.load import ModelFiles
-from octavo.engine.machine import GIB, available_memory
+from octavo.engine.machine import GIB, available_memory, give_back_memory
 from octavo.engine.resolve import CacheSettings, resolve_cache
 from octavo.engine.text import TokenBytes
 from octavo.errors import SettingError
@@ -49,10 +49,14 @@ class StartedEngine:
     reasons: tuple[str, ...]
 
 
-def start_engine(config: EngineConfig) -> StartedEngine:
-    """Load a model and start its engine in this process."""
-    face = open_face(config)
+def start_engine(config: EngineConfig, *, encodes: bool = True) -> StartedEngine:
+    """Load a model and start its engine in this process.
+
+    encodes: False where prompts come as token ids, and hardly anything else as text.
+    """
+    face = open_face(config, deferred=not encodes)
     files = face.files
+    give_back_memory()  # a vocabulary takes many times its size while it is read
     program = build_program(files.config)
     weights = WeightReader(files.config, program, files.source)
     tokenizer = face.tokenizer
@@ -71,6 +75,7 @@ def start_engine(config: EngineConfig) -> StartedEngine:
         config, cache, program, weights, weights_digest=digest, clock=clock.monotonic
     )
     files.source.close()
+    give_back_memory()
     intake = Intake(
         tokenizer=tokenizer,
         vocab_size=program.vocab_size,

@@ -6,6 +6,8 @@ Knows the operations' inputs and outputs, and nothing of what they compute.
 Invariant: an operation's outputs never share memory with its inputs.
 """
 
+import mmap
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -73,4 +75,15 @@ def _take(free: list[Floats], rows: int, width: int) -> Floats:
         best = min(fitting, key=lambda array: array.shape[1])
         free[:] = [array for array in free if array is not best]
         return best[:, :width]
-    return np.zeros((rows, -(-width // 16) * 16 + _PADDING), np.float32)[:, :width]
+    return _untouched(rows, -(-width // 16) * 16 + _PADDING)[:, :width]
+
+
+def _untouched(rows: int, width: int) -> Floats:
+    """Return zeros that take no memory until they are written.
+
+    They are a mapping of their own: the C library would clear, and so touch, what it recycles.
+    """
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return np.zeros((rows, width), np.float32)
+    memory = mmap.mmap(-1, 4 * rows * width, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.ndarray((rows, width), np.float32, memory)

@@ -9,13 +9,12 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from octavo.engine.outputs import OutputDelta
-from octavo.errors import BadRequestError, InvalidParameterError
+from octavo.engine.pooling import Floats, as_vector
+from octavo.errors import BadRequestError
 from octavo.request import Pooling, SamplingParams
 from octavo.server.answering import ClientGoneError, ending_with
 from octavo.server.bodies import EmbeddingBody
@@ -25,7 +24,6 @@ from octavo.server.generation import as_prompt, note_ignored
 from octavo.server.records import RequestRecord
 from octavo.server.service import OpenRequest, Service
 
-Floats = NDArray[np.float32]
 # Inputs of one request that wait or run at once, so that a long list does not fill the queue.
 WINDOW = 32
 
@@ -47,7 +45,10 @@ class Embeddings:
         service.check_open()
         run = _Run(service, body, pooling, record)
         async with ending_with(http.receive, run.close):
-            vectors = [as_vector(state, body) for state in await run.states(body.inputs())]
+            vectors = [
+                as_vector(state, dimensions=body.dimensions, normalize=body.normalize)
+                for state in await run.states(body.inputs())
+            ]
         http.scope[NOTE].update(prompt_tokens=run.num_tokens, inputs=len(vectors))
         reply = {
             "object": "list",
@@ -86,11 +87,11 @@ class _Run:
         self._is_closed = False
         self.num_tokens = 0
 
-    async def states(self, inputs: Sequence[str | list[int]]) -> list[Floats]:
+    async def states(self, inputs: Sequence[str | list[int]]) -> list[bytes]:
         """Return each input's pooled state; the first error ends those of the others."""
         window = asyncio.Semaphore(WINDOW)
 
-        async def one(given: str | list[int]) -> Floats:
+        async def one(given: str | list[int]) -> bytes:
             async with window:
                 return await self._state(given)
 
@@ -101,7 +102,7 @@ class _Run:
             raise _first(errors) from None
         return [task.result() for task in tasks]
 
-    async def _state(self, given: str | list[int]) -> Floats:
+    async def _state(self, given: str | list[int]) -> bytes:
         if self._is_closed:
             raise ClientGoneError
         body = self._body
@@ -120,7 +121,7 @@ class _Run:
         finally:
             opened.close()
             self._open.discard(opened)
-        return np.frombuffer(pooled, "<f4")
+        return pooled
 
     def close(self) -> None:
         """End what still runs, and let nothing more begin."""
@@ -143,21 +144,6 @@ async def _last_delta(opened: OpenRequest) -> bytes:
 def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
     found = errors.exceptions[0]
     return _first(found) if isinstance(found, BaseExceptionGroup) else found
-
-
-def as_vector(state: Floats, body: EmbeddingBody) -> Floats:
-    """Return a state cut to the dimensions asked for, then scaled to length 1 unless declined."""
-    width, dimensions = len(state), body.dimensions
-    if dimensions is not None:
-        if not 1 <= dimensions <= width:
-            allowed = f"an integer from 1 to {width}, which is the model's width"
-            raise InvalidParameterError("dimensions", dimensions, allowed)
-        state = state[:dimensions]
-    if not body.normalize:
-        return state
-    exact = state.astype(np.float64)
-    length = np.sqrt(exact @ exact)
-    return (exact / length).astype(np.float32) if length else state
 
 
 def encoded(vector: Floats, body: EmbeddingBody) -> Any:

@@ -67,7 +67,7 @@ class Piece:
 
     prompt: number of the prompt. prompt_logprobs: with the first piece, if asked for. finish_reason
     and stop_reason: with the last, as is is_ending_forced: a structured output was near its limit
-    and got the shortest valid ending.
+    and got a short valid ending.
     """
 
     choice: int

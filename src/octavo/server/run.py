@@ -7,6 +7,7 @@ Invariant: when `serve` returns or raises, no engine is left running and the soc
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -14,11 +15,13 @@ import sys
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from fastapi import FastAPI
 
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.client import EngineClient, ThreadClient
+from octavo.engine.machine import give_back_memory
 from octavo.engine.supervisor import ChildClient
-from octavo.errors import SettingError
+from octavo.errors import OctavoError, SettingError
 from octavo.server.app import create_app
 from octavo.server.service import Service
 
@@ -131,13 +134,24 @@ class _Serving:
         loop = asyncio.get_running_loop()
         patience = loop.call_later(LOADING_SECONDS, self._tell_loading)
         try:
-            await self._client.start()
+            await asyncio.gather(self._client.start(), asyncio.to_thread(self._prepare))
         finally:
             patience.cancel()
+        give_back_memory()
+        gc.freeze()  # what lives as long as the server need not be looked at again
         for reason in self._client.reasons:
             self._tell(reason)
         names = ", ".join(self._service.model_names)
         self._tell(f"Ready: {names} at {self._address()}/v1, its pages at {self._address()}/docs")
+
+    def _prepare(self) -> None:
+        """Make what takes so long that no request should wait for it."""
+        app, chat = self._uvicorn.config.app, self._client.face.chat
+        assert isinstance(app, FastAPI)
+        app.openapi()
+        for with_tools in (False, True):
+            with contextlib.suppress(OctavoError):  # it is told to who wants to chat
+                chat.source(with_tools=with_tools)
 
     def _tell_loading(self) -> None:
         why = self._client.status.reason

@@ -4,6 +4,7 @@ Decides the shape of their replies. Computes nothing with the model. Invariant: 
 what generation would use.
 """
 
+import asyncio
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -34,14 +35,16 @@ class Texts:
         if body.prompt is None:
             ids = await encode_messages(self._service, body, tools_of(body))
         else:
-            ids = tokenizer.encode(body.prompt, add_bos=body.add_special_tokens)
+            ids = await asyncio.to_thread(
+                tokenizer.encode, body.prompt, add_bos=body.add_special_tokens
+            )
         reply: dict[str, Any] = {
             "count": len(ids),
             "max_model_len": self._service.client.intake.max_model_len,
             "tokens": ids,
         }
         if body.return_token_strs:
-            reply["token_strs"] = [tokenizer.token_text(i) for i in ids]
+            reply["token_strs"] = await asyncio.to_thread(list, map(tokenizer.token_text, ids))
         return JSONReply(reply, headers=headers)
 
     async def detokenize(self, body: DetokenizeBody, http: HttpRequest) -> Response:
@@ -53,7 +56,7 @@ class Texts:
                 raise InvalidParameterError(
                     "tokens", token, f"a token id from 0 to {tokenizer.vocab_size - 1}"
                 )
-        text = tokenizer.decode(body.tokens, skip_special_tokens=False)
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
         return JSONReply({"prompt": text}, headers=headers)
 
     async def apply_template(self, body: TemplateBody, http: HttpRequest) -> Response:
@@ -62,9 +65,8 @@ class Texts:
         trusts = self._service.config.trust_request_chat_template
         options = template_options(body, trusts_templates=trusts)
         chat, tools = self._service.client.face.chat, tools_of(body)
-        prompt = chat.render(
-            with_instructions(self._service, body.messages, tools), tools=tools, **options
-        )
+        messages = with_instructions(self._service, body.messages, tools)
+        prompt = await asyncio.to_thread(chat.render, messages, tools=tools, **options)
         if not is_text(prompt):
             raise BadRequestError("The prompt would not be valid Unicode: a lone surrogate.")
         return JSONReply({"prompt": prompt}, headers=headers)

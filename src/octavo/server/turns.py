@@ -66,7 +66,11 @@ async def take_turn(service: Service, body: ChatBody) -> Turn:
     special = _special_tokens(service)
     parallel = body.parallel_tool_calls is not False
     fixed: Json = {}
-    constraint = tools_constraint(form, mode, tools, special=special, parallel=parallel)
+    constraint = None
+    if tools:  # it walks every schema
+        constraint = await asyncio.to_thread(
+            tools_constraint, form, mode, tools, special=special, parallel=parallel
+        )
     constraint = constraint or response_format_constraint(body.response_format)
     if constraint is not None:
         fixed["structured_outputs"] = constraint

@@ -81,22 +81,17 @@ _ONE_PER_TOKEN = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 class Metadata(Mapping[str, MetadataValue]):
     """The key-value pairs of a header, in order, as plain Python values.
 
-    An array becomes a list when it is first asked for. Raises ModelFileError where such an array
-    holds an invalid string or boolean.
+    An array becomes a list each time that it is asked for, and is not kept: a vocabulary is large.
+    Raises ModelFileError where such an array holds an invalid string or boolean.
     """
 
     def __init__(self, path: Path, entries: "dict[str, Scalar | LazyArray]") -> None:
         self.path = path
         self._entries = entries
-        self._lists: dict[str, Elements] = {}
 
     def __getitem__(self, key: str) -> MetadataValue:
         entry = self._entries[key]
-        if not isinstance(entry, LazyArray):
-            return entry
-        if key not in self._lists:
-            self._lists[key] = entry.decode()
-        return self._lists[key]
+        return entry.decode() if isinstance(entry, LazyArray) else entry
 
     def __contains__(self, key: object) -> bool:
         return key in self._entries  # without decoding it, as Mapping's own would

@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,6 @@ def _byte_level_parts(
             f"tokenizer.ggml.pre is {shorten(chosen)}, an unknown way to cut words."
             f"{nearest(str(chosen), PRE_TOKENIZERS)} Known: {', '.join(PRE_TOKENIZERS)}."
         )
-    merges = pairs_of(_column(metadata, "merges", {str}), shared["added"])
     steps: list[Json] = [{"type": "Digits", "individual_digits": True}] if pre.digits else []
     if pre.regex is not None:
         pattern = {"Regex": pre.regex}
@@ -209,7 +209,7 @@ def _byte_level_parts(
     )
     return Vocabulary(
         vocab=dict(zip(tokens, range(len(tokens)), strict=True)),
-        merges=merges,
+        merges=lambda: pairs_of(_column(metadata, "merges", {str}), shared["added"]),
         options={"ignore_merges": pre.ignore_merges},
         normalizer={"type": "NFC"} if pre.nfc else None,
         pre_tokenizer={"type": "Sequence", "pretokenizers": steps},
@@ -251,7 +251,7 @@ def _sentencepiece_parts(
         options["unk_token"] = tokens[unknown]
     return Vocabulary(
         vocab=dict(zip(tokens, range(len(tokens)), strict=True)),
-        merges=_kept_merges(tokens, usable, scores, cache),
+        merges=partial(_kept_merges, tokens, usable, scores, cache),
         options=options,
         normalizer={"type": "Sequence", "normalizers": normalizers},
         pre_tokenizer=None,

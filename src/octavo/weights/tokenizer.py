@@ -4,27 +4,28 @@ Decides where the one BOS goes and which exact bytes each token stands for, and 
 becoming the *guarded* tokens that only a chat template may write. It does not know chat templates'
 language, stop strings or streams.
 
-Invariant: `encode(text, parse_special=False)` never returns a guarded token's id, because the BPE
-underneath neither matches nor contains those tokens; a pass of its own finds them.
+Invariant: `encode(text, parse_special=False)` never returns a guarded token's id.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from octavo.errors import BadRequestError, InvalidParameterError
+from octavo.weights.encoder import Encoder
 from octavo.weights.gguf_vocabulary import read_metadata
 from octavo.weights.guarded import GuardedTexts
 from octavo.weights.vocabulary import (
     BYTE_TOKEN,
     SPACE,
-    AddedToken,
-    Json,
     Vocabulary,
     damaged,
     nodes,
@@ -32,8 +33,27 @@ from octavo.weights.vocabulary import (
     read_folder,
 )
 
-if TYPE_CHECKING:
-    import tokenizers
+Reread = Callable[[], Vocabulary]
+
+
+class TokenTexts:
+    """The texts of a vocabulary by id, in one piece of memory; "" for an id without one."""
+
+    def __init__(self, vocab: Mapping[str, int]) -> None:
+        sequence = sorted(vocab, key=vocab.__getitem__)
+        encoded = [text.encode() for text in sequence]
+        self._content = b"".join(encoded)
+        self._ids = np.array([vocab[text] for text in sequence], np.int32)
+        self._ends = np.cumsum(list(map(len, encoded)), dtype=np.int64)
+
+    def __getitem__(self, token: int) -> str:
+        place = token
+        if not (token < len(self._ids) and self._ids[token] == token):
+            place = bisect_left(self._ids, token)
+            if place == len(self._ids) or self._ids[place] != token:
+                return ""
+        start = self._ends[place - 1] if place else 0
+        return self._content[start : self._ends[place]].decode()
 
 
 class Tokenizer:
@@ -50,7 +70,7 @@ class Tokenizer:
         prefix_space: a space was put before the text, and `decode` takes it away again.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, reread: Reread | None = None) -> None:
         self.bos_id = vocabulary.bos_id
         self.add_bos = vocabulary.add_bos and vocabulary.bos_id is not None
         self.eos_ids = vocabulary.eos_ids
@@ -64,32 +84,42 @@ class Tokenizer:
         self.special_ids = frozenset(t.id for t in vocabulary.added if t.special).union(ends)
         self.guarded = GuardedTexts(tuple(t.text for t in vocabulary.added if t.guarded))
         self.prefix_space = _adds_prefix_space(vocabulary)
-        self._bpe = _build_bpe(vocabulary)
-        self._bpe_after = _without_first_prefix(self._bpe, vocabulary)
-        self._splitter, self._split_ids = _build_splitter(vocabulary.added)
+        self._texts = TokenTexts(vocabulary.ordinary())
+        self._reread = reread
+        self._lock = threading.Lock()
+        self._encoder = Encoder(vocabulary) if reread is None else None
 
     @staticmethod
-    def from_directory(path: Path) -> Tokenizer:
+    def from_directory(path: Path, *, deferred: bool = False) -> Tokenizer:
         """Read `tokenizer.json` and the small files beside it.
 
+        With `deferred` the files are read again when a text is first encoded: most of a tokenizer's
+        memory is what only encoding needs. Merges are checked no sooner.
         Raises ModelNotFoundError without a tokenizer.json, ModelFileError for a damaged one, and
         UnsupportedModelError for any other model than BPE.
         """
         with _refusing_damage(str(path)):
-            return Tokenizer(read_folder(path))
+            vocabulary = read_folder(path)
+            return Tokenizer(vocabulary, partial(read_folder, path) if deferred else None)
 
     @staticmethod
     def from_gguf(
-        metadata: Mapping[str, object], *, pre: str | None = None, cache: Path | None = None
+        metadata: Mapping[str, object],
+        *,
+        pre: str | None = None,
+        cache: Path | None = None,
+        reopen: Callable[[], Mapping[str, object]] | None = None,
     ) -> Tokenizer:
         """Rebuild the tokenizer that a GGUF file's metadata describes.
 
         `pre` overrides `tokenizer.ggml.pre`. `cache` is a folder that keeps the merges derived from
         a SentencePiece vocabulary (about a second for 262,000 pieces); a damaged entry is rebuilt.
+        `reopen` defers as in `from_directory`; it returns the metadata again.
         Raises ModelFileError for damaged metadata, UnsupportedModelError for an unknown kind.
         """
+        reread = None if reopen is None else lambda: read_metadata(reopen(), pre, cache)
         with _refusing_damage("the GGUF file"):
-            return Tokenizer(read_metadata(metadata, pre, cache))
+            return Tokenizer(read_metadata(metadata, pre, cache), reread)
 
     def encode(
         self, text: str, *, add_bos: bool = True, parse_special: bool = False, mark: str = ""
@@ -102,27 +132,22 @@ class Tokenizer:
         Raises BadRequestError for text that is not valid Unicode (a lone surrogate).
         """
         _require_unicode(text)
+        encoder = self._encoder or self._build_encoder()
         if parse_special:
-            ids = self._encode_parsed(text, mark)
+            ids = encoder.encode_parsed(text, mark)
         else:
-            text = text.replace(mark, "") if mark else text
-            ids = self._bpe.encode(text, add_special_tokens=False).ids
+            ids = encoder.encode(text.replace(mark, "") if mark else text)
         if add_bos and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
 
-    def _encode_parsed(self, text: str, mark: str) -> list[int]:
-        ids: list[int] = []
-        bpe = self._bpe
-        found = self._splitter.encode(text, add_special_tokens=False)
-        for split_id, (start, end) in zip(found.ids, found.offsets, strict=True):
-            if split_id:
-                ids.append(self._split_ids[split_id])
-            else:
-                piece = text[start:end].replace(mark, "") if mark else text[start:end]
-                ids += bpe.encode(piece, add_special_tokens=False).ids
-            bpe = self._bpe_after
-        return ids
+    def _build_encoder(self) -> Encoder:
+        with self._lock:
+            if self._encoder is None:
+                assert self._reread is not None
+                with _refusing_damage("the model"):
+                    self._encoder = Encoder(self._reread())
+            return self._encoder
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD.
@@ -161,7 +186,7 @@ class Tokenizer:
         if not 0 <= token < self.vocab_size:
             raise InvalidParameterError("A token id", token, f"between 0 and {self.vocab_size - 1}")
         added = self._added.get(token)
-        return added.text if added is not None else self._bpe.id_to_token(token) or ""
+        return added.text if added is not None else self._texts[token]
 
     @property
     def bos_token(self) -> str:
@@ -202,86 +227,6 @@ def _refusing_damage(source: str) -> Iterator[None]:
         if type(error) is Exception:  # the library raises bare exceptions for a wrong vocabulary
             raise damaged(f"{source}: {one_line(error)}") from None
         raise
-
-
-def _build_bpe(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    """The BPE without its guarded tokens: they are neither matched nor in its vocabulary."""
-    from tokenizers import AddedToken as LibraryToken
-    from tokenizers import Tokenizer as LibraryTokenizer
-    from tokenizers.models import BPE
-
-    kept = [token for token in vocabulary.added if not token.guarded]
-    vocab = dict(vocabulary.vocab)
-    for token in vocabulary.added:
-        if token.guarded and token.text != vocabulary.options.get("unk_token"):
-            vocab.pop(token.text, None)
-    # The library gives an added token the id that the vocabulary has for its text.
-    vocab.update({token.text: token.id for token in kept})
-    skeleton: Json = {
-        "version": "1.0",
-        "added_tokens": [],
-        "normalizer": vocabulary.normalizer,
-        "pre_tokenizer": vocabulary.pre_tokenizer,
-        "model": {"type": "BPE", "vocab": {}, "merges": []},
-    }
-    bpe = LibraryTokenizer.from_str(json.dumps(skeleton))
-    bpe.model = BPE(vocab=vocab, merges=vocabulary.merges, **vocabulary.options)
-    bpe.add_tokens(
-        [
-            LibraryToken(
-                t.text,
-                lstrip=t.lstrip,
-                rstrip=t.rstrip,
-                single_word=t.single_word,
-                normalized=t.normalized,
-                special=False,
-            )
-            for t in kept
-        ]
-    )
-    return bpe
-
-
-def _build_splitter(added: Iterable[AddedToken]) -> tuple[tokenizers.Tokenizer, list[int]]:
-    """A tokenizer that knows only the added tokens: it cuts a text into them and what lies between.
-
-    Its id 0 is a stretch of text; id n stands for `ids[n]`. Guarded tokens are matched in the text
-    as it is, even where a file asks for the normalised text, since a prefix space would hide them.
-    """
-    from tokenizers import AddedToken as LibraryToken
-    from tokenizers import Tokenizer as LibraryTokenizer
-    from tokenizers.models import WordLevel
-
-    rest = "\0text\0"
-    matched = [token for token in added if token.guarded or not token.normalized]
-    splitter = LibraryTokenizer(WordLevel({rest: 0}, unk_token=rest))
-    splitter.add_tokens(
-        [
-            LibraryToken(
-                t.text,
-                lstrip=t.lstrip,
-                rstrip=t.rstrip,
-                single_word=t.single_word,
-                normalized=False,
-            )
-            for t in matched
-        ]
-    )
-    return splitter, [0, *(token.id for token in matched)]
-
-
-def _without_first_prefix(
-    bpe: tokenizers.Tokenizer, vocabulary: Vocabulary
-) -> tokenizers.Tokenizer:
-    """The same BPE for what follows a special token, where only a text's very beginning gets the
-    prefix space (Metaspace's scheme "first")."""
-    if not any(node.get("prepend_scheme") == "first" for node in nodes(vocabulary.pre_tokenizer)):
-        return bpe
-    source = json.loads(bpe.to_str())
-    for node in nodes(source["pre_tokenizer"]):
-        if node.get("prepend_scheme") == "first":
-            node["prepend_scheme"] = "never"
-    return type(bpe).from_str(json.dumps(source))
 
 
 def _adds_prefix_space(vocabulary: Vocabulary) -> bool:

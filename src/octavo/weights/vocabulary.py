@@ -4,14 +4,15 @@ Decides what counts as special and what is *guarded*, and which of a folder's sm
 say. It builds nothing and knows no GGUF.
 
 Invariant: a `Vocabulary` was checked: its ids are unique and in range, and no merge makes a guarded
-token.
+token. Only its merges are checked when they are read.
 """
 
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,10 @@ class AddedToken:
 @dataclass(frozen=True)
 class Vocabulary:
     """What every source of a tokenizer is reduced to; `normalizer` and `pre_tokenizer` are written
-    as in a tokenizer.json."""
+    as in a tokenizer.json. merges: reads them, since most of the memory is theirs."""
 
     vocab: dict[str, int]
-    merges: Merges
+    merges: Callable[[], Merges]
     added: list[AddedToken]
     options: Json  # of the BPE model: unk_token, byte_fallback, ignore_merges, ...
     normalizer: Json | None
@@ -61,6 +62,16 @@ class Vocabulary:
     add_bos: bool
     eos_ids: tuple[int, ...]
     templates: Mapping[str, str] = field(default_factory=dict)
+
+    def ordinary(self) -> dict[str, int]:
+        """Return the texts of tokens and their ids, without those of guarded tokens."""
+        vocab = dict(self.vocab)
+        for token in self.added:
+            if token.guarded and token.text != self.options.get("unk_token"):
+                vocab.pop(token.text, None)
+        # The library gives an added token the id that the vocabulary has for its text.
+        vocab.update({token.text: token.id for token in self.added if not token.guarded})
+        return vocab
 
 
 def nodes(tree: Json | None) -> Iterable[Json]:
@@ -115,7 +126,7 @@ def read_folder(path: Path) -> Vocabulary:
     add_bos = config.get("add_bos_token")
     return Vocabulary(
         vocab=vocab,
-        merges=pairs_of(model.get("merges"), added),
+        merges=partial(pairs_of, model.get("merges"), added),
         added=added,
         options={key: model[key] for key in _BPE_OPTIONS if model.get(key) is not None},
         normalizer=tree.get("normalizer"),
