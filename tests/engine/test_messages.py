@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
+from octavo.engine.frames import HEADER_BYTES, FrameBuffer
 from octavo.engine.messages import (
-    HEADER_BYTES,
     Abort,
     Add,
     Answered,
-    FrameBuffer,
     Stepped,
     decode_command,
     decode_event,

@@ -16,8 +16,8 @@ import httpx2
 
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.client import ThreadClient
+from octavo.engine.frames import HEADER_BYTES
 from octavo.engine.messages import (
-    HEADER_BYTES,
     Command,
     Event,
     decode_command,
@@ -26,7 +26,8 @@ from octavo.engine.messages import (
 )
 from octavo.native import library
 from octavo.server.app import Route, routes
-from octavo.server.run import http_server, listen
+from octavo.server.listening import listen
+from octavo.server.run import http_server
 from octavo.server.service import Service
 from tests.engines import TINY
 

@@ -17,11 +17,10 @@ import sys
 import msgspec
 
 from octavo.config import EngineConfig
+from octavo.engine.frames import HEADER_BYTES, FrameBuffer
 from octavo.engine.messages import (
-    HEADER_BYTES,
     Command,
     Event,
-    FrameBuffer,
     Loading,
     StartFailed,
     decode_command,

@@ -9,15 +9,17 @@ Invariant: opening it reads headers and vocabulary, and takes no memory for weig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig
 from octavo.engine import clock
-from octavo.engine.chat import ChatTemplate, encode_chat
 from octavo.engine.intake import sampling_defaults
 from octavo.engine.load import ModelFiles, open_model
 from octavo.errors import ChatTemplateError, SettingError
 from octavo.weights.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.engine.chat import ChatTemplate
 
 
 class Chat:
@@ -39,6 +41,8 @@ class Chat:
         self, messages: Any, *, tools: Any = None, chat_template: str | None = None, **options: Any
     ) -> list[int]:
         """Return the prompt's ids; raises ChatTemplateError. Options are those of `encode_chat`."""
+        from octavo.engine.chat import encode_chat
+
         template = self._template(chat_template, bool(tools))
         assert self._tokenizer is not None
         return encode_chat(
@@ -59,6 +63,9 @@ class Chat:
     def _template(self, own: str | None, with_tools: bool) -> ChatTemplate:
         if self._tokenizer is None:
             raise ChatTemplateError("This model came without a tokenizer, so it cannot chat.")
+        # Imported late: it brings Jinja, and the process that computes renders no chat.
+        from octavo.engine.chat import ChatTemplate
+
         source = own or self._override
         known = self._compiled.get(with_tools) if own is None else None
         if known is None:

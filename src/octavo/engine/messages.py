@@ -11,13 +11,11 @@ from typing import Any
 import msgspec
 
 from octavo import errors
+from octavo.engine.frames import framed
 from octavo.engine.lives import Life
 from octavo.engine.outputs import OutputDelta, PromptProgress
 from octavo.engine.stats import EngineStats
 from octavo.request import Pooling, SamplingParams
-
-HEADER_BYTES = 4  # a frame's length, little-endian, before its content
-
 
 # --- commands -----------------------------------------------------------------------------------
 
@@ -153,8 +151,7 @@ _EVENTS: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event, dec_hoo
 
 def encode(message: Command | Event) -> bytes:
     """Return one frame."""
-    content = _ENCODER.encode(message)
-    return len(content).to_bytes(HEADER_BYTES, "little") + content
+    return framed(_ENCODER.encode(message))
 
 
 def decode_command(content: bytes | memoryview) -> Command:
@@ -165,24 +162,3 @@ def decode_command(content: bytes | memoryview) -> Command:
 def decode_event(content: bytes | memoryview) -> Event:
     """Return the event in a frame's content."""
     return _EVENTS.decode(content)
-
-
-class FrameBuffer:
-    """Cuts a stream of bytes into the contents of frames."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def push(self, received: bytes) -> list[bytes]:
-        """Return the contents that became whole."""
-        self._bytes += received
-        contents, start = [], 0
-        while len(self._bytes) - start >= HEADER_BYTES:
-            first = start + HEADER_BYTES
-            end = first + int.from_bytes(self._bytes[start:first], "little")
-            if len(self._bytes) < end:
-                break
-            contents.append(bytes(self._bytes[first:end]))
-            start = end
-        del self._bytes[:start]
-        return contents

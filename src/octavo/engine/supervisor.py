@@ -8,25 +8,19 @@ Invariant: at most one child is alive; a request that ran when a child ended is 
 
 import asyncio
 import contextlib
-import os
-import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
-
-import msgspec
 
 from octavo.config import EngineConfig
 from octavo.engine import clock
 from octavo.engine.client import ClientBase, ClientStatus, EngineState
 from octavo.engine.face import ModelFace
+from octavo.engine.frames import FrameBuffer
+from octavo.engine.launch import LaunchedChild, launch_child
 from octavo.engine.messages import (
-    HEADER_BYTES,
     Command,
     Event,
-    FrameBuffer,
     Loading,
     Ready,
     StartFailed,
@@ -77,6 +71,7 @@ class ChildClient(ClientBase):
 
     step_timeout: seconds without a finished step, while requests run, after which a child counts as
     hung, unless its last step took more than a fifth of that or the present one is predicted to.
+    launched: the first child, if it runs already.
     """
 
     def __init__(
@@ -85,8 +80,10 @@ class ChildClient(ClientBase):
         face: ModelFace | None = None,
         *,
         step_timeout: float = 10.0,
+        launched: LaunchedChild | None = None,
     ) -> None:
         super().__init__(config, face)
+        self._launched = launched
         self._step_timeout = step_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: _Connection | None = None
@@ -156,23 +153,17 @@ class ChildClient(ClientBase):
     # --- one child ------------------------------------------------------------------------------
 
     async def _spawn(self) -> None:
-        """Start a process and connect to it. The event loop's thread must be one that lasts."""
-        ours, theirs = socket.socketpair()
-        self._spawned_at = clock.monotonic()
+        """Connect to a new process. The event loop's thread must be one that lasts."""
+        child, self._launched = self._launched or launch_child(self.config), None
+        self._spawned_at = child.launched_at
         self._last_step_seconds = self._expected_seconds = 0.0
         self._start_error, self._is_hung = None, False
-        number = theirs.fileno()
-        command = [sys.executable, "-m", "octavo.engine.child", str(number), str(os.getpid())]
-        with theirs:
-            self._process = subprocess.Popen(
-                command, pass_fds=[number], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-            )
-        ours.setblocking(False)
+        self._process = child.process
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(lambda: _Connection(self._take), sock=ours)
+        _, connection = await loop.create_connection(
+            lambda: _Connection(self._take), sock=child.connection
+        )
         self._connection = connection
-        content = msgspec.msgpack.encode(asdict(self.config))
-        connection.write(len(content).to_bytes(HEADER_BYTES, "little") + content)
 
     async def _exit_code(self) -> int | None:
         """Return how the child ended; its socket may close a moment before it is gone."""

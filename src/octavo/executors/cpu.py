@@ -10,7 +10,7 @@ Invariant: a row's result has the same bits in every batch, chunking, block size
 import platform
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -122,9 +122,12 @@ class CPUExecutor:
             group.head_dim, ELEMENT_BYTES[kv_dtype], max_rows, num_threads,
         )  # fmt: skip
         formats = formats_of(self.program, weights.dtype, scales, quantization)
-        recorder = _Recorder(library, self.program, weights, formats, max_rows, max_positions)
-        for op in self.program.operations:
-            recorder.record(op, self._tape)
+        with ThreadPoolExecutor(num_threads) as threads:
+            recorder = _Recorder(
+                library, self.program, weights, formats, max_rows, max_positions, threads
+            )
+            for op in self.program.operations:
+                recorder.record(op, self._tape)
         self._sampling = NativeSampling(library, program.vocab_size)
         self._select = recorder.select
         self._num_operations = recorder.num_recorded
@@ -238,8 +241,10 @@ class _Recorder:
         formats: dict[str, Format],
         max_rows: int,
         max_positions: int,
+        threads: ThreadPoolExecutor,
     ) -> None:
         self._library = library
+        self._threads = threads
         self._weights = weights
         self._formats = formats
         self.losses = Losses()
@@ -288,8 +293,9 @@ class _Recorder:
 
             shape = (len(rows), inputs)
             packed = pack(
-                self._library, shape, dtype.value, rows, floats, self._formats[name], self._memory
-            )
+                self._library, shape, dtype.value, rows, floats, self._formats[name], self._memory,
+                self._threads,
+            )  # fmt: skip
             if dtype.value in FLOAT_TYPES and packed.format != "bf16":
                 self._note_loss(name, packed, rows, floats)
             self._matrices[name] = packed

@@ -9,6 +9,7 @@ Invariant: a packed matrix is made once, from slices of rows, so temporaries sta
 
 import mmap
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -138,12 +139,13 @@ def pack(
     floats: Callable[[Bytes], Any],
     chosen: Format,
     memory: HugePages | None = None,
+    threads: Executor | None = None,
 ) -> PackedMatrix:
     """Pack a stored matrix.
 
     raw: its bytes as (outputs, bytes per row). floats: from such rows to float32 (rows, inputs).
     chosen: the layout; a 4-bit one for floats quantises them.
-    memory: where it shall lie; shared by the matrices of a model.
+    memory: where it shall lie; shared by the matrices of a model. threads: that pack slices of it.
     """
     outputs, inputs = shape
     function = getattr(library, f"pack_{chosen}")
@@ -151,7 +153,8 @@ def pack(
     size = num_panels * library.panel_bytes(chosen, inputs)
     panels = memory.zeros(size) if memory else np.zeros(size, np.uint8)
     address = panels.ctypes.data
-    for first in range(0, outputs, _ROWS_PER_SLICE):
+
+    def pack_slice(first: int) -> None:
         rows = raw[first : first + _ROWS_PER_SLICE]
         if chosen in ("int4", "int4_group"):
             split = _SPLITTERS.get(dtype)
@@ -162,6 +165,11 @@ def pack(
         else:
             values = np.ascontiguousarray(floats(rows), np.float32)
             function(values.ctypes.data, first, len(rows), inputs, address)
+
+    # Slices are whole panels, so that no two write the same bytes.
+    each = threads.map if threads else map
+    for _ in each(pack_slice, range(0, outputs, _ROWS_PER_SLICE)):
+        pass
     return PackedMatrix(panels, outputs, inputs, chosen)
 
 

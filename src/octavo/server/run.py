@@ -1,8 +1,8 @@
-"""Serving until a signal: sockets, the engine, uvicorn, and the way out.
+"""Serving until a signal: the engine, uvicorn, and the way out.
 
 Decides the order of starting and stopping. Knows neither routes nor bodies.
 
-Invariant: when `serve` returns or raises, no engine is left running and the sockets are closed.
+Invariant: when `serve` returns or raises, no engine that it started is left running.
 """
 
 import asyncio
@@ -19,9 +19,10 @@ from fastapi import FastAPI
 
 from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.client import EngineClient, ThreadClient
+from octavo.engine.launch import LaunchedChild
 from octavo.engine.machine import give_back_memory
 from octavo.engine.supervisor import ChildClient
-from octavo.errors import OctavoError, SettingError
+from octavo.errors import OctavoError
 from octavo.server.app import create_app
 from octavo.server.service import Service
 
@@ -31,32 +32,21 @@ LOADING_SECONDS = 3.0  # a start that takes longer says what it is doing
 Tell = Callable[[str], None]
 
 
-def serve(engine: EngineConfig, server: ServerConfig, tell: Tell) -> None:
-    """Serve a model until SIGTERM or ^C; `tell` hears what happens, line by line.
+def serve(
+    engine: EngineConfig,
+    server: ServerConfig,
+    listener: socket.socket,
+    tell: Tell,
+    launched: LaunchedChild | None = None,
+) -> None:
+    """Serve a model at `listener` until SIGTERM or ^C; `tell` hears what happens, line by line.
 
-    Raises a `StartupError` or ModelNotFoundError where the engine cannot start.
+    launched: the engine's process, where it runs already. Raises a `StartupError` or
+    ModelNotFoundError where the engine cannot start.
     """
-    listener = listen(server.host, server.port)
-    try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_Serving(engine, server, listener, tell).run())
-    finally:
-        listener.close()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that holds a port, before anything slow happens."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise SettingError(
-            f"Cannot listen at {host}:{port}: {error.strerror or error}. Choose another --port."
-        ) from None
-    return listener
+    client = make_client(engine, server, launched)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_Serving(client, server, listener, tell).run())
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -100,12 +90,12 @@ class _Serving:
     """One run of the server."""
 
     def __init__(
-        self, engine: EngineConfig, server: ServerConfig, listener: socket.socket, tell: Tell
+        self, client: EngineClient, server: ServerConfig, listener: socket.socket, tell: Tell
     ) -> None:
         self._config = server
         self._listener = listener
         self._tell = tell
-        self._client = make_client(engine, server)
+        self._client = client
         self._service = Service(self._client, server)
         self._stopping: asyncio.Task[None] | None = None
         self._uvicorn = http_server(self._service)
@@ -180,11 +170,13 @@ class _Serving:
         self._uvicorn.should_exit = True
 
 
-def make_client(engine: EngineConfig, server: ServerConfig) -> EngineClient:
+def make_client(
+    engine: EngineConfig, server: ServerConfig, launched: LaunchedChild | None = None
+) -> EngineClient:
     """Return the client that the settings ask for, not yet started."""
     if not server.engine_process:
         return ThreadClient(engine)
-    return ChildClient(engine, step_timeout=server.step_timeout)
+    return ChildClient(engine, step_timeout=server.step_timeout, launched=launched)
 
 
 def log_to_stderr() -> None:
