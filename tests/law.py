@@ -22,6 +22,7 @@ from octavo.core.steering import MIN_CHUNK
 from octavo.executors.executor import Batch, Executor, StepResult
 from octavo.native import library
 from octavo.request import Logprob
+from tests.core.oracle import Cost
 
 TINY = Path(__file__).parent / "golden" / "tiny"
 MODELS = ("llama", "llama31-rope", "qwen2", "qwen3", "mistral", "gemma3")
@@ -268,6 +269,7 @@ def _steered(model: str, base: dict[str, Any]) -> Results:
     stream = SamplingParams(temperature=1.0, max_tokens=200, ignore_eos=True)
     settings = {"target_itl_ms": 0.001, "max_num_batched_tokens": budget, "max_num_seqs": 16}
     with LLM(model, **base, **settings) as llm:
+        llm.engine.scheduler.cost = Cost()  # a token takes a second
         watch: Any = _ChunkWatch(llm.engine.executor)
         llm.engine.executor = watch
         # The stream's prompt is the whole first step, in which nobody streams yet.

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from octavo.core.blocks import BlockManager
 from octavo.core.scheduler import MAX_PREEMPTIONS, Chunk, Scheduler, StepPlan
-from octavo.core.steering import MIN_CHUNK
+from octavo.core.steering import MIN_CHUNK, MIN_SHARE
 from octavo.request import FinishReason, Request, SamplingParams, Sequence
 
 Spans = Ordered[tuple[int, int]]
@@ -358,9 +358,12 @@ class Driver:
         if scheduler.target_itl is None or not is_streaming:
             assert plan.budget == scheduler.max_num_batched_tokens
             return
-        price = scheduler.cost.price([c[1:3] for c in plan.chunks], 0)
-        is_in_time = price.seconds <= scheduler.target_itl
-        assert is_in_time or sum(grants.values()) <= max(MIN_CHUNK, 1), "the step takes too long"
+        streams = scheduler.cost.price(
+            [c[1:3] for c in plan.chunks if id(c.sequence) not in grants], 0
+        )
+        limit = max(scheduler.target_itl, streams.seconds / (1 - MIN_SHARE))
+        is_in_time = scheduler.cost.price([c[1:3] for c in plan.chunks], 0).seconds <= limit
+        assert is_in_time or sum(grants.values()) <= MIN_CHUNK, "the step takes too long"
         self.events["shortened"] += plan.budget < scheduler.max_num_batched_tokens
 
     def check_answers(self) -> None:

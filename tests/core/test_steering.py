@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.scheduler import StepPlan
-from octavo.core.steering import MIN_CHUNK, Room
+from octavo.core.steering import MIN_CHUNK, MIN_SHARE, Room
 from octavo.request import Sequence
 from tests.core.oracle import Cost, Driver, Price, make_request
 from tests.core.test_core_machine import drive
@@ -50,6 +50,7 @@ def test_what_is_granted_is_the_most_that_fits_in_order(
 ) -> None:
     price = Price(float(used), per_position)
     room, total, is_over = Room(budget, price, target), 0, False
+    target = max(target, used / (1 - MIN_SHARE))
     for start, length in wanted:
         granted = room.take(start, length, length)
         assert not (is_over and granted), "nobody gets what another was denied"
@@ -87,11 +88,20 @@ def test_a_prompt_beside_streams_takes_what_the_target_leaves() -> None:
 
 
 @pytest.mark.case("S60")
-def test_a_target_that_streams_alone_miss_leaves_prompts_a_least_chunk() -> None:
-    driver = streaming(20, 5.0)
-    add_prompt(driver, 3 * MIN_CHUNK + 2)
-    found = [lengths(driver.step()) for _ in range(4)]
-    assert found == [[MIN_CHUNK], [MIN_CHUNK], [MIN_CHUNK], [2]]
+def test_a_target_that_streams_alone_miss_leaves_prompts_a_share() -> None:
+    driver = streaming(40, 5.0)
+    add_prompt(driver, 32)
+    plans = [driver.step() for _ in range(4)]
+    assert [lengths(plan) for plan in plans] == [[10], [10], [10], [2]]
+    assert plans[0].num_tokens * MIN_SHARE == 10
+    driver.run_to_end()
+
+
+def test_a_few_tokens_of_a_prompt_go_on_beside_whatever_streams() -> None:
+    driver = streaming(2, 1.0)
+    add_prompt(driver, 2 * MIN_CHUNK + 1)
+    found = [lengths(driver.step()) for _ in range(3)]
+    assert found == [[MIN_CHUNK], [MIN_CHUNK], [1]]
     driver.run_to_end()
 
 

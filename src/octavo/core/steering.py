@@ -11,8 +11,10 @@ those granted, given as a budget, makes the same plan again without knowing any 
 from collections.abc import Sequence
 from typing import Protocol
 
-# Beside streams prompts get so many tokens of each step, even if it then misses its target.
-MIN_CHUNK = 16
+# Beside streams prompts get this share of each step's time, and so many tokens, even if the step
+# then misses its target.
+MIN_SHARE = 0.2
+MIN_CHUNK = 4
 
 
 class StepPrice(Protocol):
@@ -47,7 +49,7 @@ class Room:
         self.num_granted = 0
         self.is_time_up = False
         self._price = price
-        self._target = target
+        self._limit = target if price is None else max(target, price.seconds / (1 - MIN_SHARE))
 
     def take(self, start: int, wanted: int, pending: int) -> int:
         """Grant tokens of a sequence from `start` on: at most `wanted`, and at least one.
@@ -73,15 +75,15 @@ class Room:
             return price.plus(start, length, int(length == pending))
 
         fitting, low = most, min(most, max(1, MIN_CHUNK - self.num_granted))
-        if priced(most).seconds > self._target:
+        if priced(most).seconds > self._limit:
             fitting, beyond = low, most
             while beyond - fitting > 1:
                 middle = (fitting + beyond) // 2
-                if priced(middle).seconds <= self._target:
+                if priced(middle).seconds <= self._limit:
                     fitting = middle
                 else:
                     beyond = middle
         self._price = priced(fitting)
         # Whether one more token of anybody would fit.
-        self.is_time_up = fitting < most or self._price.plus(0, 1, 0).seconds > self._target
+        self.is_time_up = fitting < most or self._price.plus(0, 1, 0).seconds > self._limit
         return fitting

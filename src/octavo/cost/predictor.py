@@ -8,7 +8,6 @@ Invariant: the same observations in the same order give the same predictions; a 
 `MAX_FACTOR` of 1, and no observation moves it by more than `MAX_JUMP`.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -22,6 +21,7 @@ MAX_FACTOR = 64.0
 MAX_JUMP = 2.0
 # The first observations are averaged; from then on this is the weight of each.
 MIN_GAIN = 1 / 8
+_MEAN_OF = 1 / MIN_GAIN - 1
 
 Counts = tuple[int, ...]
 
@@ -89,8 +89,10 @@ class StepPredictor:
         """Return the price of chunks, each (first position, tokens)."""
         contexts = [start + 1 for start, length in chunks if length == 1]
         counts = tuple(
-            sum(contexts) if window is None else sum([min(c, window) for c in contexts])
-            for window in self._windows
+            [
+                sum(contexts) if window is None else sum([min(c, window) for c in contexts])
+                for window in self._windows
+            ]
         )
         if len(contexts) == len(chunks):
             return self._price(len(contexts), logit_rows, counts, counts, None)
@@ -180,10 +182,13 @@ class _Factor:
         A ratio beyond what one observation may do counts for nothing in the mean: it is either a
         disturbance, or says that the mean has far to go.
         """
-        jump = min(MAX_JUMP, max(1 / MAX_JUMP, ratio))
-        gain = weight * max(MIN_GAIN, 1 / (1 + self._num_observed))
-        self._num_observed += weight * (jump == ratio)
-        moved = math.pow(jump, gain)
+        num_observed = self._num_observed
+        gain = weight / (1 + num_observed) if num_observed < _MEAN_OF else weight * MIN_GAIN
+        if 1 / MAX_JUMP <= ratio <= MAX_JUMP:
+            self._num_observed = num_observed + weight
+        else:
+            ratio = MAX_JUMP if ratio > 1 else 1 / MAX_JUMP
+        moved: float = ratio**gain
         self._multiply(moved)
         return moved
 
@@ -193,7 +198,10 @@ class _Factor:
             self._multiply(moved)
 
     def _multiply(self, factor: float) -> None:
-        self.value = min(MAX_FACTOR, max(1 / MAX_FACTOR, self.value * factor))
+        value = self.value * factor
+        if not 1 / MAX_FACTOR <= value <= MAX_FACTOR:
+            value = MAX_FACTOR if value > 1 else 1 / MAX_FACTOR
+        self.value = value
 
 
 class _Totals:
