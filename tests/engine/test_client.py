@@ -129,6 +129,46 @@ def test_closed_stream_aborts_its_request(kind: type[ClientBase]) -> None:
 
 
 @both
+def test_life_is_told_while_a_request_runs_and_with_the_step_that_ends_it(
+    kind: type[ClientBase],
+) -> None:
+    async def main() -> None:
+        async with running(kind, num_gpu_blocks_override=4096) as client:
+            ended: list[Any] = []
+            client.observe(lambda step: ended.extend(step.lives) if step else None)
+            request = await client.prepare("The sky", greedy(900, n=32), request_id="a")
+            stream = await client.generate(request)
+            await anext(stream)
+            life = await client.life_of("a")
+            assert (life.finish_reason, life.num_samples) == (None, 32)
+            stream.close()
+            await until(lambda: ended)
+            (life,) = ended
+            assert (life.request_id, life.finish_reason) == ("a", "abort")
+            assert sum(p.seconds for p in life.parts) == pytest.approx(
+                life.until - life.arrival_time
+            )
+            assert await client.life_of("a") is None
+            assert await client.life_of("never") is None
+
+    asyncio.run(main())
+
+
+@on_linux
+def test_engine_that_dies_while_it_is_asked_for_a_life_leaves_nobody_waiting() -> None:
+    async def main() -> None:
+        async with running(ChildClient) as client:
+            os.kill(client.pid, signal.SIGSTOP)
+            asked = asyncio.create_task(client.life_of("a"))
+            await asyncio.sleep(0)
+            os.kill(client.pid, signal.SIGKILL)
+            async with asyncio.timeout(PATIENCE):
+                assert await asked is None
+
+    asyncio.run(main())
+
+
+@both
 def test_id_in_use_is_refused(kind: type[ClientBase]) -> None:
     async def main() -> None:
         async with running(kind) as client:

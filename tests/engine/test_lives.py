@@ -164,6 +164,19 @@ def test_lookup_is_told_with_the_age_of_what_it_found() -> None:
     assert first.cache.miss is CacheMiss.ENDS
 
 
+def test_eviction_after_idle_time_is_as_old_as_it_is() -> None:
+    watched = Watched(num_blocks=4)
+    watched.alone(40, 2, seed=1)
+    watched.clock.advance(1000.0)
+    watched.alone(60, 2, seed=2)
+    life = watched.alone(40, 2, seed=1)
+    assert life.cache is not None
+    assert life.cache.miss is CacheMiss.EVICTED
+    assert life.admitted_at is not None
+    assert life.cache.evicted_at is not None
+    assert life.admitted_at - life.cache.evicted_at < 5 * STEP
+
+
 def test_preempted_requests_say_what_was_computed_again() -> None:
     watched = Watched(num_blocks=6)
     ids = [watched.add(30, 40, seed=seed) for seed in range(3)]

@@ -4,11 +4,15 @@ from typing import Any
 
 import pytest
 
+from octavo.core.lookup import CacheLookup, CacheMiss
 from octavo.engine.frames import HEADER_BYTES, FrameBuffer
+from octavo.engine.lives import Life, Part, Work
 from octavo.engine.messages import (
     Abort,
     Add,
     Answered,
+    AskLife,
+    LifeTold,
     Stepped,
     decode_command,
     decode_event,
@@ -61,6 +65,27 @@ def test_step_survives_the_wire() -> None:
     )
     event = Stepped(0.25, [delta], [PromptProgress("b", 5, 2)])
     assert decode_event(content(encode(event))) == event
+
+
+def test_life_survives_the_wire() -> None:
+    life = Life(
+        request_id="a",
+        arrival_time=1.5,
+        until=2.5,
+        num_prompt_tokens=9,
+        num_samples=1,
+        is_pooled=False,
+        parts=(
+            Part(name="queued", reason="blocks", seconds=0.25),
+            Part(name="decode", seconds=0.75, work=Work(3, 0.75, 9, 1e9, 1e8, 0.5, 0.0, 0.75)),
+        ),
+        admitted_at=1.75,
+        cache=CacheLookup(num_tokens=8, miss=CacheMiss.EVICTED, oldest=1.0, evicted_at=1.25),
+    )
+    for event in (Stepped(0.25, [], [], None, [life]), LifeTold("a", life), LifeTold("b", None)):
+        assert decode_event(content(encode(event))) == event
+    asked = AskLife("a")
+    assert decode_command(content(encode(asked))) == asked
 
 
 @pytest.mark.parametrize(

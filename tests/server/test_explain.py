@@ -197,6 +197,18 @@ def test_request_beyond_its_deadline_is_told_with_the_limit() -> None:
         assert "did not finish within its 0.05 s" in told["summary"][-1]
 
 
+def test_request_that_the_engine_refuses_never_ran() -> None:
+    config = engine_config(num_gpu_blocks_override=4, max_model_len=1000)
+    with ThreadServer(config) as server, server.calls() as calls:
+        headers = {"x-request-id": "large"}
+        reply = calls.post(PATH, json=completion(max_tokens=500), headers=headers)
+        assert reply.status_code == 400
+        told = explained(calls, "large")
+        assert told["status"] == "ended"
+        assert told["summary"] == ["It never ran: the engine did not take it."]
+        assert not server.service.records._living
+
+
 def test_refused_request_says_why() -> None:
     config = engine_config(max_num_seqs=1, max_num_batched_tokens=64)
     with ThreadServer(config, max_waiting_requests=1) as server, server.calls() as calls:

@@ -183,6 +183,7 @@ class Engine:
         """
         self._settle_grammars()
         held = self._constraints.held
+        self.scheduler.blocks.now = self._clock()
         plan = self.scheduler.schedule(held)
         start = self._clock()
         self.lives.planned(plan, self.scheduler.waiting, start)

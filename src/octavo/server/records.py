@@ -93,9 +93,16 @@ class Records:
             self._keep(record)
             self._end(record, self._refused)
 
-    def close(self, record: RequestRecord, prompt: PromptRecord, why: str) -> None:
-        """A prompt's reply is done. why: the server ended it early, or ""."""
+    def close(
+        self, record: RequestRecord, prompt: PromptRecord, why: str, *, was_taken: bool = True
+    ) -> None:
+        """A prompt's reply is done. why: the server ended it early, or "".
+
+        was_taken: whether the engine has accepted it, so that a life will come.
+        """
         prompt.closed_at, prompt.why = self._clock(), why
+        if not was_taken:
+            self._living.pop(prompt.engine_id, None)
         record.num_open -= 1
         if not record.num_open:
             self._end(record, self._ended)

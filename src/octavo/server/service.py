@@ -212,7 +212,7 @@ class Service:
         """Record why a prompt did not come to run, unless that may tell some of its text."""
         why = str(error) if isinstance(error, RetryLaterError) else "the engine did not take it"
         if placed is not None:
-            self.records.close(record, placed, why)
+            self.records.close(record, placed, why, was_taken=False)
         elif isinstance(error, RetryLaterError):
             self.records.refuse(record, why)
 
