@@ -47,7 +47,7 @@ _REQUEST = Request(
     max_tokens=1,
     seed=0,
 )
-_NUM_HALVES = 20
+_NUM_HALVES = 10
 Point = tuple[int, int, int]
 Clock = Callable[[], float]
 

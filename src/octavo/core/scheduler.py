@@ -190,7 +190,9 @@ class Scheduler:
         num_decodes = len(chunks)
         most = self.max_num_batched_tokens if budget is None else budget
         is_timed = budget is None and len(self.running) > len(prefilling)
-        room = self.room([c[1:3] for c in chunks], most - num_decodes, is_timed=is_timed)
+        is_timed = is_timed and self.target_itl is not None
+        decodes = [c[1:3] for c in chunks] if is_timed else []
+        room = self.room(decodes, most - num_decodes, is_timed=is_timed)
         for sequence in prefilling:
             self._schedule_prefill(sequence, room, chunks)
         admitted: list[Sequence] = []
