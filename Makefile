@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/isa/* csrc/emulation/*)
 WORKERS ?= 2
 
-.PHONY: help test test-slow test-lower emulate clients sanitize check format law cases paging cache-gain steering bench docs golden clean
+.PHONY: help test test-slow test-lower emulate clients sanitize check format law cases paging cache-gain steering step-times simulation bench docs golden clean
 
 help: ## show this menu
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -83,6 +83,13 @@ cache-gain: $(READY) ## generating with and without the KV cache, in flops and s
 
 steering: $(READY) ## time between tokens while prompts arrive, with --target-itl-ms and without
 	$(BIN)/python benchmarks/steering.py
+
+step-times: $(READY) ## predicted and measured times of steps over batch, context and chunk
+	$(BIN)/python benchmarks/step_times.py
+
+TRACE ?= azure_conv.csv
+simulation: $(READY) ## a simulated run beside a real one; TRACE=azure_conv.csv
+	$(BIN)/python benchmarks/simulation.py --trace $(TRACE)
 
 WORK ?=
 PEERS ?=

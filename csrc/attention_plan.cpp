@@ -26,6 +26,7 @@ AttentionPlan::AttentionPlan(const Step& step, int block_size, const Operation& 
         if (num_rows(c) <= MAX_SHARING_ROWS) chunks.push_back(c);
     share(chunks, 0);
     cut(num_threads, op.kv_heads);
+    count();
     std::stable_sort(pieces_.begin(), pieces_.end(), [](const Piece& a, const Piece& b) { return a.work() > b.work(); });
 }
 
@@ -88,6 +89,24 @@ void AttentionPlan::cut(int num_threads, int kv_heads) {
             pieces_.push_back(piece);
         }
     }
+}
+
+// A chunk sees one interval [low, high), which its pieces cover between them.
+void AttentionPlan::count() {
+    std::vector<int64_t> low(step_.num_chunks, INT64_MAX), high(step_.num_chunks, 0);
+    for (const Piece& piece : pieces_)
+        for (int i = piece.first_row; i < piece.first_row + piece.num_rows; ++i) {
+            const int row = rows_[i];
+            const int64_t position = step_.positions[row], oldest = window_ ? std::max<int64_t>(0, position - window_ + 1) : 0;
+            const int64_t begin = std::max<int64_t>(oldest, int64_t(piece.first) * SEGMENT);
+            const int64_t end = std::min<int64_t>(position + 1, int64_t(piece.end) * SEGMENT);
+            if (begin >= end) continue;
+            const int32_t* starts = step_.chunk_starts;
+            const int64_t chunk = std::upper_bound(starts, starts + step_.num_chunks, row) - starts - 1;
+            pairs_ += end - begin;
+            low[chunk] = std::min(low[chunk], begin), high[chunk] = std::max(high[chunk], end);
+        }
+    for (int c = 0; c < step_.num_chunks; ++c) positions_ += std::max<int64_t>(0, high[c] - low[c]);
 }
 
 // Give a chunk's rows parts for all segments that they see; false if there is no room.

@@ -38,6 +38,9 @@ class AttentionPlan {
     // See Parts.
     const int64_t* starts() const { return starts_.data(); }
     int64_t num_floats() const { return num_parts_ * part_floats_; }
+    // Pairs of a row and a position that it sees, and positions that chunks see: what the pieces cover.
+    int64_t pairs() const { return pairs_; }
+    int64_t positions() const { return positions_; }
 
   private:
     void share(std::span<int32_t> chunks, int segment);
@@ -45,6 +48,7 @@ class AttentionPlan {
     bool is_same(int a, int b, int segment) const;
     void cut(int num_threads, int kv_heads);
     bool part(int chunk);
+    void count();
 
     int first_position(int chunk) const { return step_.positions[step_.chunk_starts[chunk]]; }
     int num_rows(int chunk) const { return step_.chunk_starts[chunk + 1] - step_.chunk_starts[chunk]; }
@@ -55,7 +59,7 @@ class AttentionPlan {
 
     const Step& step_;
     int block_size_, window_, heads_;
-    int64_t part_floats_, num_parts_ = 0;
+    int64_t part_floats_, num_parts_ = 0, pairs_ = 0, positions_ = 0;
     std::vector<Piece> pieces_;
     std::vector<int32_t> rows_;  // all of the batch; then those that share segments
     std::vector<int32_t> parted_rows_;

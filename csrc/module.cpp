@@ -128,6 +128,10 @@ NB_MODULE(_octavo, m) {
                  new (tape) Tape(kernels_of(isa), pool, max_rows, num_threads);
              })
         .def("add", &Tape::add)
+        .def("counters", [](const Tape& tape) {
+            const Counters& c = tape.counters();
+            return std::vector<int64_t>{c.flops, c.weights, c.kv_read, c.kv_written};
+        })
         .def("run", [](Tape& tape, const std::vector<uint64_t>& arrays, const std::vector<int>& sizes, int first,
                        int end) {
             const Step step = step_of(arrays, sizes);

@@ -70,4 +70,10 @@ struct Pages {
     }
 };
 
+// What steps have done so far: flops of products and attention, and bytes of weights and pages. Keys and
+// values count as read once per chunk and layer, whoever reads them together; weights once per run of theirs.
+struct Counters {
+    int64_t flops = 0, weights = 0, kv_read = 0, kv_written = 0;
+};
+
 }  // namespace octavo

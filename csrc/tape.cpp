@@ -49,8 +49,11 @@ void Tape::add(Operation operation) {
 
 void Tape::run(const Step& step, int first, int end) {
     plans_.clear();
-    for (int i = first; i < end; ++i)
-        execute(operations_[i], step, i > select_ ? step.num_logit_rows : step.num_rows);
+    for (int i = first; i < end; ++i) {
+        const int rows = i > select_ ? step.num_logit_rows : step.num_rows;
+        count(operations_[i], step, rows);
+        execute(operations_[i], step, rows);
+    }
 }
 
 void Tape::run_sliced(const Step& step, int head_rows) {
@@ -70,6 +73,40 @@ void Tape::over_rows(int rows, Job&& job) {
         const int first = int(index) * ROWS_PER_JOB;
         for (int row = first; row < std::min(rows, first + ROWS_PER_JOB); ++row) job(row);
     });
+}
+
+// Per operation, and not per element: nothing that a step would feel.
+void Tape::count(const Operation& op, const Step& step, int rows) {
+    Counters& c = counters_;
+    const int64_t position_bytes = pages_.page_bytes() / pages_.block_size * pages_.kv_heads;
+    switch (op.kind) {
+        case Kind::embed:
+            c.weights += int64_t(rows) * panel_bytes(op.matrices[0].format, op.matrices[0].inputs) / PANEL;
+            return;
+        case Kind::linear:
+            for (size_t i = 0; i < op.matrices.size(); ++i) {
+                const Matrix& m = op.matrices[i];
+                const int64_t biases = op.biases[i] ? m.outputs : 0;
+                c.flops += rows * (2 * int64_t(m.outputs) * m.inputs + biases);
+                c.weights += panels_of(m.outputs) * int64_t(panel_bytes(m.format, m.inputs)) + 4 * biases;
+            }
+            return;
+        case Kind::rms_norm:
+        case Kind::add_rms_norm:
+            c.weights += 4 * (op.x.width / op.heads);
+            return;
+        case Kind::write_kv:
+            c.kv_written += rows * position_bytes;
+            return;
+        case Kind::attention: {
+            const AttentionPlan& plan = plan_of(op, step);
+            c.flops += plan.pairs() * op.heads * (4 * op.head_dim + 4);
+            c.kv_read += plan.positions() * position_bytes;
+            return;
+        }
+        default:
+            return;
+    }
 }
 
 void Tape::execute(const Operation& op, const Step& step, int rows) {

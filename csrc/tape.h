@@ -44,8 +44,10 @@ class Tape {
     void run_sliced(const Step& step, int head_rows);
 
     int num_threads() const { return pool_.num_threads(); }
+    const Counters& counters() const { return counters_; }
 
   private:
+    void count(const Operation& op, const Step& step, int rows);
     void execute(const Operation& op, const Step& step, int rows);
     void linear(const Operation& op, int rows);
     void attention(const Operation& op, const Step& step);
@@ -61,6 +63,7 @@ class Tape {
     int max_rows_;
     Pool pool_;
     Sampler sampler_;
+    Counters counters_;
     std::vector<Operation> operations_;
     int select_ = INT32_MAX;  // index of select_rows
     // The rows that go into a linear, prepared for its weights' formats: see Activations.

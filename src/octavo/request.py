@@ -316,7 +316,8 @@ class Request:
 class Sequence:
     """One growing list of tokens. The scheduler owns it; others read.
 
-    capacity: token slots that it may write without asking the block manager again.
+    max_length: most tokens that it can have. capacity: token slots that it may write without
+    asking the block manager again.
     order: its place among all sequences; smaller runs first and is preempted last.
     num_samples: tokens to draw when its last token is computed: n until the first, then 1.
     is_protected: it has yielded often enough, and will not again.
@@ -332,6 +333,7 @@ class Sequence:
         "finish_reason",
         "index",
         "is_protected",
+        "max_length",
         "num_cached_tokens",
         "num_computed",
         "num_lost",
@@ -353,6 +355,7 @@ class Sequence:
         self.index = index
         self.order = order
         self.token_ids = list(request.prompt_token_ids)
+        self.max_length = request.max_length
         self.num_computed = 0
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
@@ -386,14 +389,15 @@ class Sequence:
         return self.token_ids[len(self.request.prompt_token_ids) :]
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Add one generated token and return why the sequence ends with it, if it does."""
-        self.token_ids.append(token_id)
-        request = self.request
-        num_output = len(self.token_ids) - len(request.prompt_token_ids)
-        if token_id in request.stop_ids and num_output >= request.params.min_tokens:
+        """Add one generated token; return and keep why the sequence ends with it, if it does."""
+        tokens, request = self.token_ids, self.request
+        tokens.append(token_id)
+        if token_id in request.stop_ids and self.num_output_tokens >= request.params.min_tokens:
             self.stop_token = token_id
-            return FinishReason.STOP
-        return FinishReason.LENGTH if num_output >= request.max_tokens else None
+            self.finish_reason = FinishReason.STOP
+        elif len(tokens) >= self.max_length:
+            self.finish_reason = FinishReason.LENGTH
+        return self.finish_reason
 
     def __repr__(self) -> str:
         return (

@@ -7,6 +7,7 @@ import pytest
 
 from octavo.cost.hardware import MACHINES
 from tests.cli.conftest import TINY, Octavo
+from tests.executors.native import needs_library
 from tests.planning.subjects import config_file
 
 
@@ -82,6 +83,11 @@ def test_what_cannot_be_is_one_line(
         (("--trace-speed", "2"), "--trace-speed needs --trace"),
         (("--trace", "x.csv", "--prompt-tokens", "9"), "--prompt-tokens is what --trace brings"),
         (("--trace", "x.csv", "--requests-per-second", "9"), "--requests-per-second is what"),
+        (("--machines", "2"), "--machines needs --trace"),
+        (("--router", "least-loaded"), "--router needs --trace"),
+        (("--trace", "x.csv", "--router", "least-loaded"), "--router needs --machines"),
+        (("--trace", "x.csv", "--verify"), "leave --trace out"),
+        (("--verify",), "--verify runs the engine on this machine: leave --machine"),
     ],
 )
 def test_no_option_is_ignored(
@@ -137,3 +143,47 @@ def test_a_malformed_trace_names_line_and_column(octavo: Octavo, model: str, tra
 def test_a_missing_trace_is_one_line(octavo: Octavo, model: str, tmp_path: Path) -> None:
     done = octavo("plan", model, "--machine", "l4", "--trace", str(tmp_path / "none.csv"))
     assert (done.code, done.err.count("\n")) == (1, 1)
+
+
+def test_a_trace_is_served_by_machines_behind_a_router(
+    octavo: Octavo, model: str, trace: Path
+) -> None:
+    several = ("--machines", "2", "--router", "least-loaded")
+    done = octavo("plan", model, "--machine", "l4", "--trace", str(trace), *several)
+    assert (done.code, done.err) == (0, "")
+    assert "on 2 machines: " in done.out
+    assert "Each machine that was sent a request" in done.out
+    values = json.loads(
+        octavo("plan", model, "--machine", "l4", "--trace", str(trace), *several, "--json").out
+    )
+    assert sum(each["num_requests"] for each in values["machines"]) == values["num_requests"]
+
+
+def test_an_unknown_router_is_one_line(octavo: Octavo, model: str, trace: Path) -> None:
+    several = ("--machines", "2", "--router", "roundrobin")
+    done = octavo("plan", model, "--machine", "l4", "--trace", str(trace), *several)
+    assert (done.code, done.out) == (1, "")
+    assert "Did you mean 'round-robin'" in done.err
+
+
+# --- running it -----------------------------------------------------------------------------------
+
+
+@needs_library
+def test_predictions_are_verified_on_the_spot(octavo: Octavo, cache: Path) -> None:
+    short = ("--prompt-tokens", "20", "--output-tokens", "8", "--kv-cache-memory-bytes", "4000000")
+    done = octavo("plan", str(TINY), *short, "--verify")
+    assert done.code == 0
+    assert "Verified on the spot" in done.out
+    assert "decode, batch 4" in done.out
+    assert "running decoding at batch 4" in done.err
+    values = json.loads(octavo("plan", str(TINY), *short, "--verify", "--json").out)
+    assert {row["batch"] for row in values["verified"]} >= {0, 1, 4}
+
+
+def test_a_configuration_without_weights_is_not_verified(
+    octavo: Octavo, model: str, cache: Path
+) -> None:
+    done = octavo("plan", model, "--verify", "--prompt-tokens", "8", "--output-tokens", "2")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.count("\n") == 1

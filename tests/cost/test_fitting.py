@@ -2,15 +2,28 @@
 
 import csv
 import random
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from octavo.cost.accounting import OperationCost
-from octavo.cost.fitting import Sample, fit, fit_error, predict
-from octavo.cost.hardware import MACHINES, PROFILED, Efficiency
-from octavo.cost.roofline import memory_seconds
+from octavo.cost.accounting import OperationCost, account
+from octavo.cost.fitting import (
+    Sample,
+    Step,
+    fit,
+    fit_error,
+    fit_machine,
+    predict,
+    predict_steps,
+)
+from octavo.cost.hardware import MACHINES, PROFILED, Efficiency, Machine
+from octavo.cost.roofline import moved_bytes, step_seconds
+from octavo.executors.preparing import prepare
 from octavo.program.ops import ElementSizes, Linear
+from octavo.program.program import Chunk
+from tests.program.networks import network
 
 HALVES = ElementSizes(weight=lambda _: 2.0, activation=2.0, kv=2.0)
 FILE = Path(__file__).parent / "a100_linear_layers.csv"
@@ -29,7 +42,7 @@ def measured_layers() -> list[Sample]:
             samples.append(
                 Sample(
                     cost.flops / machine.rate("bf16"),
-                    memory_seconds(cost.traffic, machine) * machine.efficiency.memory,
+                    moved_bytes(cost.traffic, machine)[0] / machine.bandwidth,
                     float(line["median_ms"]) / 1e3,
                 )
             )
@@ -60,7 +73,7 @@ def test_the_table_keeps_what_all_layers_give() -> None:
 
 
 def test_numbers_that_made_the_times_are_found_again() -> None:
-    truth = Efficiency(0.61, 0.87, 3e-6)
+    truth = Efficiency(0.61, 0.87, 3e-6, attention=0.61)
     drawn = random.Random(0)
     peaks = [Sample(drawn.expovariate(1e4), drawn.expovariate(1e4), 1.0) for _ in range(200)]
     made = [
@@ -72,5 +85,58 @@ def test_numbers_that_made_the_times_are_found_again() -> None:
 
 
 def test_too_few_samples_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least three samples, not 2"):
+    with pytest.raises(ValueError, match="3 numbers need at least as many samples, not 2"):
         fit([Sample(1.0, 1.0, 1.0)] * 2)
+
+
+# --- whole steps ----------------------------------------------------------------------------------
+
+PEAKS = Machine(
+    name="this",
+    title="made up",
+    products={"bf16": 1e11, "int4": 3e11, "attention": 5e10},
+    bandwidth=2e10,
+    memory_bytes=1,
+    source="made up",
+    efficiency=Efficiency(1.0, 1.0, 4e-6),
+    cache_bandwidth=1e11,
+    instruction_set="avx2",
+)
+TRUTH = replace(
+    PEAKS,
+    efficiency=Efficiency(0.8, 0.6, 4e-6, attention=0.3, cache=0.2, unpacking=1.5),
+    step_overhead=2e-4,
+    row_overhead=3e-5,
+)
+
+
+def made_steps(machine: Machine) -> list[Step]:
+    """Steps of all sizes that took exactly what a machine's numbers say."""
+    program = network(hidden_size=512, intermediate_size=2048, vocab_size=8000)
+    prepared = prepare(program, lambda _: "Q4_1", "group")
+    steps = []
+    for batch, context, chunk in product((1, 3, 17, 64), (16, 700, 4000), (0, 40, 500)):
+        prompt = [Chunk(chunk, max(chunk, context))] if chunk else []
+        chunks = [Chunk(1, context)] * batch + prompt
+        costs = account(prepared, chunks, len(chunks))
+        seconds = step_seconds(costs, machine, len(chunks))
+        steps.append(Step(costs, len(chunks), seconds))
+    return steps
+
+
+def test_predicted_steps_are_those_of_the_roofline() -> None:
+    steps = made_steps(TRUTH)
+    measured = [step.measured for step in steps]
+    assert predict_steps(steps, TRUTH) == pytest.approx(measured, rel=1e-9)
+
+
+def test_numbers_that_made_whole_steps_are_found_again() -> None:
+    found = fit_machine(made_steps(TRUTH), PEAKS)
+    assert tuple(found.efficiency) == pytest.approx(tuple(TRUTH.efficiency), rel=0.02)
+    assert found.step_overhead == pytest.approx(TRUTH.step_overhead, rel=0.02)
+    assert found.row_overhead == pytest.approx(TRUTH.row_overhead, rel=0.02)
+
+
+def test_a_machine_whose_steps_are_too_few_is_refused() -> None:
+    with pytest.raises(ValueError, match="7 numbers need at least as many samples, not 6"):
+        fit_machine(made_steps(TRUTH)[:6], PEAKS)

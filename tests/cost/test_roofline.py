@@ -6,8 +6,8 @@ import pytest
 
 from octavo.cost.accounting import OperationCost
 from octavo.cost.hardware import MACHINES, Efficiency, Machine
-from octavo.cost.roofline import memory_seconds, operation_time, step_seconds
-from octavo.program.ops import Add, Traffic
+from octavo.cost.roofline import operation_time, step_seconds
+from octavo.program.ops import Add, Attention, Linear, Traffic
 
 PLAIN = Machine(
     name="plain",
@@ -42,11 +42,35 @@ def test_formats_have_rates_of_their_own() -> None:
     assert operation_time(cost(1000, form="int4_group"), PLAIN).compute == pytest.approx(0.5)
 
 
-def test_activations_move_at_the_rate_of_the_cache_where_it_is_known() -> None:
+def test_values_between_operations_move_at_the_rate_of_the_cache_where_it_is_known() -> None:
+    moved = cost(0, weights=80, activations=80)
+    assert operation_time(moved, PLAIN).seconds == pytest.approx(2.0 + 0.25)
     near = replace(PLAIN, cache_bandwidth=1000.0)
-    moved = Traffic(weights=80, activations=80)
-    assert memory_seconds(moved, PLAIN) == pytest.approx(2.0)
-    assert memory_seconds(moved, near) == pytest.approx(1.1)
+    assert operation_time(moved, near).seconds == pytest.approx(1.0 + 0.08 + 0.25)
+    slow = replace(near, efficiency=near.efficiency._replace(cache=0.5))
+    assert operation_time(moved, slow).near == pytest.approx(0.16)
+
+
+def test_attention_has_a_share_of_its_own() -> None:
+    machine = replace(PLAIN, efficiency=PLAIN.efficiency._replace(attention=0.1))
+    op = Attention("q", "out", 0, 1, 1, 16, 1.0)
+    attending = OperationCost(op, "attention", 1000, Traffic(), 1)
+    assert operation_time(attending, machine).compute == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "worked"), [(1, 1 + 2), (2, 4 + 2), (4, 4 + 2), (5, 5 + 4), (7, 8 + 4), (8, 8 + 4)]
+)
+def test_a_tile_costs_its_rows_and_its_weights_whether_full_or_not(
+    rows: int, worked: float
+) -> None:
+    tiled = replace(
+        PLAIN, instruction_set="avx2", efficiency=PLAIN.efficiency._replace(unpacking=2.0)
+    )
+    op = Linear("x", "y", ("w",), 10, (5,), (None,))
+    product = OperationCost(op, "bf16", op.flops(rows), Traffic(), rows)
+    assert operation_time(product, PLAIN).compute == pytest.approx(rows * 100 / 500)
+    assert operation_time(product, tiled).compute == pytest.approx(worked * 100 / 500)
 
 
 @pytest.mark.parametrize("change", [{"flops": 2000}, {"weights": 8000}, {"kv_read": 8000.0}])

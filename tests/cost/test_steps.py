@@ -4,18 +4,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.cost.accounting import account
-from octavo.cost.hardware import MACHINES
+from octavo.cost.hardware import MACHINES, Efficiency
 from octavo.cost.roofline import step_seconds
 from octavo.cost.steps import StepTimes
 from octavo.executors.preparing import prepare
 from octavo.program.program import Chunk
 from tests.program.networks import network
 
-MACHINE = replace(MACHINES["xeon-8480"], step_overhead=1e-4, cache_bandwidth=1e12)
+MACHINE = replace(
+    MACHINES["epyc-9654"],
+    step_overhead=1e-4,
+    row_overhead=1e-5,
+    cache_bandwidth=1e12,
+    efficiency=Efficiency(0.7, 0.8, 1e-6, attention=0.3, cache=0.1, unpacking=2.5),
+)
 PREPARED = {
     family: prepare(network(family), lambda _: "Q4_1", "channel")
     for family in ("LlamaForCausalLM", "Gemma3ForCausalLM")
@@ -28,12 +34,13 @@ chunks_of = st.lists(
 
 
 @pytest.mark.parametrize("family", PREPARED)
+@settings(deadline=None)
 @given(chunks=chunks_of, logit_rows=st.integers(0, 8))
 def test_a_step_takes_as_long_as_its_operations(
     family: str, chunks: Sequence[Chunk], logit_rows: int
 ) -> None:
     prepared = PREPARED[family]
-    expected = step_seconds(account(prepared, chunks, logit_rows), MACHINE)
+    expected = step_seconds(account(prepared, chunks, logit_rows), MACHINE, logit_rows)
     found = StepTimes(prepared, MACHINE).of_chunks(list(chunks), logit_rows)
     assert found == pytest.approx(expected, rel=1e-9)
 

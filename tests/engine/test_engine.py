@@ -8,9 +8,15 @@ import pytest
 
 from octavo.core.blocks import BlockManager
 from octavo.core.scheduler import Scheduler
+from octavo.engine.clock import monotonic
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake
-from octavo.errors import InvalidParameterError, OctavoError, PoolTooSmallError
+from octavo.errors import (
+    BadRequestError,
+    InvalidParameterError,
+    OctavoError,
+    PoolTooSmallError,
+)
 from tests.engines import (
     FailingExecutor,
     InstantExecutor,
@@ -420,3 +426,49 @@ class TestFigures:
             assert serve(200) - warm < 200 * 50
         finally:
             tracemalloc.stop()
+
+
+# --- quiet requests -----------------------------------------------------------------------------
+
+
+def test_a_quiet_request_brings_all_its_tokens_at_its_end(engine):
+    prompt, params = tokens(20), greedy(6, detokenize=False)
+    (spoken,) = sampled(engine, prompt, params)
+    request = engine.add(prompt, params, is_quiet=True)
+    assert engine.step() == []
+    after_first = monotonic()
+    (delta,) = drain(engine)
+    assert (delta.request_id, delta.token_ids, delta.is_last) == (request.request_id, spoken, True)
+    assert delta.finish_reason == "length"
+    metrics = delta.metrics
+    assert metrics.first_scheduled_time <= metrics.first_token_time <= after_first
+    assert metrics.finished_time > after_first
+    assert_idle(engine)
+
+
+def test_each_sample_of_a_quiet_request_ends_with_its_own_tokens(engine):
+    prompt, params = tokens(20), drawn(5, n=3, seed=1, detokenize=False)
+    expected = sampled(engine, prompt, params)
+    request = engine.add(prompt, params, is_quiet=True)
+    deltas = drain(engine)
+    assert endings(deltas, request.request_id) == ["length"] * 3
+    assert [delta.token_ids for delta in sorted(deltas, key=lambda d: d.index)] == expected
+
+
+def test_an_aborted_quiet_request_brings_what_it_has(engine):
+    request = engine.add(tokens(20), greedy(50, detokenize=False), is_quiet=True)
+    assert [engine.step() for _ in range(4)] == [[]] * 4
+    engine.abort(request.request_id)
+    (delta,) = drain(engine)
+    assert (delta.finish_reason, len(delta.token_ids)) == ("abort", 4)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"detokenize": False, "logprobs": 1}, {"detokenize": False, "prompt_logprobs": 0}],
+)
+def test_what_wants_something_of_each_token_cannot_be_quiet(engine, params):
+    with pytest.raises(BadRequestError, match="quiet request has no text"):
+        engine.add(tokens(20), greedy(5, **params), is_quiet=True)
+    assert_idle(engine)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.core.blocks import BlockManager
+from octavo.core.scheduler import Chunk as Planned
 from octavo.core.scheduler import Scheduler
 from octavo.cost.hardware import MACHINES
 from octavo.cost.steps import StepTimes
@@ -55,7 +56,8 @@ def test_the_clock_advances_by_the_predicted_seconds_and_every_row_draws() -> No
     expected = STEPS.of_chunks([Chunk(c.length, c.start + c.length) for c in plan.chunks], 0)
     assert clock.now == result.duration == pytest.approx(expected)
     assert result.token_ids == []
-    drawing = SimpleNamespace(chunks=[(None, 0, 3, 1), (None, 5, 1, 2)])
+    chunks = [Planned(None, 0, 3, 1), Planned(None, 5, 1, 2)]
+    drawing = SimpleNamespace(chunks=chunks, num_tokens=4)
     assert executor.submit(build_lengths(drawing, lambda _: None)).result().token_ids == [7] * 3
 
 

@@ -1,16 +1,22 @@
 """Traces on virtual time: the real engine, steps as long as they cost."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from octavo.config import EngineConfig
+from octavo.core.scheduler import Chunk
 from octavo.cost.hardware import MACHINES
 from octavo.cost.steps import StepTimes
 from octavo.errors import BadRequestError
 from octavo.planning.fleet import Limits
 from octavo.planning.latency import Latency, Lengths
 from octavo.planning.load.work import Session, Turn
-from octavo.planning.simulation import Distribution, Simulation, Simulator
+from octavo.planning.outcome import Distribution, Record, Simulation
+from octavo.planning.routing import ROUTERS, Router, least_loaded, prefix_aware, round_robin
+from octavo.planning.simulation import Simulator
+from octavo.request import Request, SamplingParams, Sequence
 from tests.engines import assert_idle
 from tests.planning.subjects import subject
 
@@ -32,7 +38,8 @@ def simulate(
 ) -> Simulation:
     made = simulator(**settings)
     found = made.run(sessions, limits)
-    assert_idle(made.engine)
+    for replica in made.replicas:
+        assert_idle(replica.engine)
     return found
 
 
@@ -131,3 +138,128 @@ def test_distributions_of_nothing_are_zero() -> None:
     assert Distribution.of([]) == Distribution()
     spread = Distribution.of([1.0, 2.0, 3.0, 4.0])
     assert (spread.mean, spread.p50, spread.most) == (2.5, 2.5, 4.0)
+
+
+# --- times of tokens, kept by the step ----------------------------------------------------------
+
+
+def gaps_token_by_token(sessions: list[Session], **settings: object) -> list[float]:
+    """The plain way: the engine tells of each token, and somebody writes its time down."""
+    made = simulator(**settings)
+    (replica,) = made.replicas
+    last: dict[str, float] = {}
+    gaps = []
+    for number, each in enumerate(sessions):
+        (turn,) = each.turns
+        params = SamplingParams(
+            max_tokens=turn.num_output_tokens, temperature=0, ignore_eos=True, detokenize=False
+        )
+        prompt = {"prompt_token_ids": turn.tokens.tolist()}
+        replica.engine.add(prompt, params, request_id=str(number))
+    while replica.engine.has_unfinished:
+        replica.record.ends.append(replica.clock.now)
+        for delta in replica.engine.step():
+            if delta.request_id in last:
+                gaps.append(replica.clock.now - last[delta.request_id])
+            last[delta.request_id] = replica.clock.now
+    return sorted(gaps)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_gpu_blocks_override": 30}, {"max_num_seqs": 3}], ids=str
+)
+def test_gaps_kept_by_the_step_are_those_kept_by_the_token(settings: dict[str, int]) -> None:
+    sessions = [session(0.0, 60 + 50 * s, 3 + 40 * s, s) for s in range(8)]
+    made = simulator(**settings)
+    made.run(sessions)
+    (replica,) = made.replicas
+    expected = gaps_token_by_token(sessions, **settings)
+    assert sorted(replica.record.gaps()) == pytest.approx(expected)
+    assert bool(replica.record.late) == ("num_gpu_blocks_override" in settings)
+
+
+def test_who_is_preempted_twice_waits_since_the_last_token_it_drew() -> None:
+    request = Request(
+        request_id="0", prompt_token_ids=[1], params=SamplingParams(), max_tokens=9, seed=0
+    )
+    sequence, record = Sequence(request, 0, (0, 0, 0)), Record()
+    sequence.append(5)
+
+    def step(ended: float, *, preempted: bool = False, drawn: int = 0) -> None:
+        chunks = [Chunk(sequence, 0, 1, 1)] * drawn
+        plan = SimpleNamespace(preempted=[sequence] * preempted, chunks=chunks)
+        record.note_plan(plan)  # type: ignore[arg-type]
+        record.note_step(ended - 1, ended, drawn)
+
+    step(1.0, drawn=1)
+    step(2.0, preempted=True)
+    step(3.0, preempted=True)
+    step(4.0, drawn=1)
+    assert record.late == [3.0]
+    assert record.drawn == [1, 0, 0, 0]
+
+
+# --- several machines ---------------------------------------------------------------------------
+
+
+def fleet(sessions: list[Session], number: int, router: Router = round_robin) -> Simulator:
+    made = Simulator(SUBJECT, L4, EngineConfig(), num_machines=number, router=router)
+    made.run(sessions)
+    for replica in made.replicas:
+        assert_idle(replica.engine)
+    return made
+
+
+def served(made: Simulator) -> list[int]:
+    return [len(replica.record.finished) for replica in made.replicas]
+
+
+@pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
+def test_every_request_ends_once_on_one_machine(router: Router) -> None:
+    sessions = [session(0.01 * s, 100 + 37 * s, 5 + s, s) for s in range(12)]
+    made = fleet(sessions, 3, router)
+    assert sum(served(made)) == 12
+    again = fleet(sessions, 3, router)
+    assert made.each() == again.each()
+
+
+def test_one_machine_of_a_fleet_is_a_machine() -> None:
+    sessions = [session(0.01 * s, 100 + 37 * s, 5 + s, s) for s in range(12)]
+    alone = simulator().run(sessions)
+    (one,) = fleet(sessions, 1, prefix_aware).each()
+    assert one == alone
+
+
+def test_machines_run_beside_each_other() -> None:
+    sessions = [session(0.0, seed=s) for s in range(2)]
+    made = fleet(sessions, 2)
+    alone = simulate([session(0.0)])
+    assert max(replica.clock.now for replica in made.replicas) == pytest.approx(alone.seconds)
+    assert made.each()[0].ttft == alone.ttft
+
+
+def test_more_machines_make_nobody_wait_longer() -> None:
+    sessions = [session(0.0, seed=s) for s in range(12)]
+    times = [
+        Simulator(SUBJECT, L4, EngineConfig(), num_machines=n).run(sessions).ttft.p99
+        for n in (1, 2, 4)
+    ]
+    assert times == sorted(times, reverse=True)
+    assert times[2] < times[0]
+
+
+def test_the_least_loaded_machine_gets_the_next_and_endings_count() -> None:
+    long, short = session(0.0, 64, 300, 1), session(0.0, 600, 8, 2)
+    made = fleet([long, short, session(1.0, 64, 8, 3)], 2, least_loaded)
+    assert served(made) == [1, 2]
+
+
+def test_a_prompt_goes_where_its_beginning_is_cached() -> None:
+    again = [session(5.0 * number, seed=number % 2) for number in range(6)]
+    assert fleet(again, 2, prefix_aware).each()[0].num_requests == 6  # idle ones are taken in order
+    busy = [session(0.0, 600, 300, 0), session(0.0, 600, 300, 1)]
+    repeat = [session(0.2, 600, 8, 1), session(0.2, 600, 8, 0)]
+    made = fleet(busy + repeat, 2, prefix_aware)
+    cached = [replica.engine.scheduler.counters.num_reused_tokens for replica in made.replicas]
+    assert served(made) == [2, 2]
+    assert min(cached) >= 576

@@ -210,15 +210,30 @@ def plan(
     trace_limit: Annotated[
         int | None, typer.Option(help="Requests of the trace. [default: all]", min=1)
     ] = None,
+    machines: Annotated[
+        int | None, typer.Option(help="Machines that serve the trace. [default: 1]", min=1)
+    ] = None,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            help="Which of them gets a request: round-robin, least-loaded or prefix-aware. "
+            "[default: round-robin]"
+        ),
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Run the engine too, and print predicted beside measured."),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of tables.")
     ] = False,
 ) -> None:
     """Plan a model on a machine: memory, latency, throughput, machines for a load.
 
-    All of it is predicted from the configuration: no weights are read and nothing runs. For this
-    machine, `octavo doctor` makes the prediction better. With a trace, the real scheduler runs on
-    virtual time instead, and the limits decide what counts as goodput.
+    All of it is predicted from the configuration: without --verify no weights are read and nothing
+    runs. For this machine, `octavo doctor` makes the prediction better. With a trace, the real
+    scheduler runs on virtual time instead, on one machine or several behind a router, and the
+    limits decide what counts as goodput.
     """
     from octavo.cli.plan import Asked, run_plan
 
@@ -232,6 +247,9 @@ def plan(
         trace_speed=trace_speed,
         trace_length_scale=trace_length_scale,
         trace_limit=trace_limit,
+        machines=machines,
+        router=router,
+        verify=verify,
     )
     run_plan({"model": model, **engine}, machine, memory_gib, asked, as_json=as_json)
 

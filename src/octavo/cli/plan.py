@@ -6,24 +6,33 @@ output carries the plan alone.
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from octavo.config import EngineConfig
 from octavo.cost.hardware import Machine, machine_named
+from octavo.cost.steps import StepTimes
+from octavo.engine import clock
 from octavo.engine.kept import this_machine
+from octavo.engine.start import start_engine
 from octavo.errors import BadRequestError, InvalidParameterError
 from octavo.planning.fleet import Fleet, Limits
 from octavo.planning.latency import Lengths
 from octavo.planning.load.traces import read_trace
 from octavo.planning.load.work import IdRange, Replay
-from octavo.planning.plan import Plan, make_plan
-from octavo.planning.simulation import Simulation, Simulator
+from octavo.planning.outcome import Simulation
+from octavo.planning.plan import Plan, make_plan, prepared_for
+from octavo.planning.routing import router_named
+from octavo.planning.simulation import Simulator
 from octavo.planning.subject import Subject, read_subject
+from octavo.planning.verify import VerifiedRow, verify
 
 GIB = 1 << 30
+
+
+_OF_TRACES = ("trace_speed", "trace_length_scale", "trace_limit", "machines", "router")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,17 +48,24 @@ class Asked:
     trace_speed: float | None = None
     trace_length_scale: float | None = None
     trace_limit: int | None = None
+    machines: int | None = None
+    router: str | None = None
+    verify: bool = False
 
     def check(self) -> None:
         """Raise `BadRequestError` for an option that would be ignored."""
         if self.trace is None:
-            self._refuse(("trace_speed", "trace_length_scale", "trace_limit"), "needs --trace")
+            self._refuse(_OF_TRACES, "needs --trace")
             if self.requests_per_second is None:
                 needs = "needs a load: --requests-per-second or --trace"
                 self._refuse(("max_ttft_ms", "max_itl_ms"), needs)
         else:
             brings = "is what --trace brings: leave one of them out"
             self._refuse(("prompt_tokens", "output_tokens", "requests_per_second"), brings)
+            if self.verify:
+                raise BadRequestError("--verify runs planned lengths: leave --trace out.")
+            if self.router is not None and (self.machines or 1) == 1:
+                raise BadRequestError("--router needs --machines: one machine leaves no choice.")
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         for name in names:
@@ -105,6 +121,10 @@ def run_plan(
     settings: of the engine. machine: its name, or None for this one.
     """
     asked.check()
+    if asked.verify and (machine is not None or memory_gib is not None):
+        raise BadRequestError(
+            "--verify runs the engine on this machine: leave --machine and --memory-gib out."
+        )
     config = EngineConfig.from_dict(settings)
     where, subject = choose_machine(machine, memory_gib), read_subject(config.model)
     if asked.trace is not None:
@@ -118,11 +138,42 @@ def run_plan(
         requests_per_second=asked.requests_per_second,
         limits=asked.limits,
     )
+    verified = _verified(config, where, subject, asked.lengths) if asked.verify else []
     if as_json:
-        print(json.dumps(plan_json(plan)))
+        rows = [{**asdict(row), "error": row.error} for row in verified]
+        print(json.dumps(plan_json(plan) | ({"verified": rows} if asked.verify else {})))
         return
     for line in _lines(plan):
         print(line)
+    if verified:
+        print()
+        for line in _verification(verified):
+            print(line)
+
+
+def _verified(
+    config: EngineConfig, machine: Machine, subject: Subject, lengths: Lengths
+) -> list[VerifiedRow]:
+    """Start the engine and run it."""
+    steps = StepTimes(prepared_for(subject, machine, config), machine)
+    engine = start_engine(config).engine
+    if engine.executor.name.startswith("reference"):
+        engine.close()
+        raise BadRequestError("The reference executor is not predicted: verify the CPU executor.")
+    try:
+        return verify(engine, steps, lengths, clock.monotonic, _say)
+    finally:
+        engine.close()
+
+
+def _say(what: str) -> None:
+    print(f"running {what} ...", file=sys.stderr)
+
+
+def _verification(rows: Sequence[VerifiedRow]) -> Iterator[str]:
+    yield "Verified on the spot (above 0 % the engine is faster than predicted)"
+    cells = [(row.name, _ms(row.predicted), _ms(row.measured), f"{row.error:+.0%}") for row in rows]
+    yield from _table(("", "predicted", "measured", "off by"), cells)
 
 
 def _run_simulation(
@@ -137,18 +188,26 @@ def _run_simulation(
     """Serve a trace on virtual time and print what happened."""
     ids = IdRange(0, subject.program.vocab_size)
     sessions, _ = asked.replay.sessions(read_trace(trace), ids, config.seed)
-    simulation = Simulator(subject, machine, config).run(sessions, asked.limits, _report)
+    number, router = asked.machines or 1, router_named(asked.router or "round-robin")
+    fleet = Simulator(subject, machine, config, num_machines=number, router=router)
+    simulation = fleet.run(sessions, asked.limits, _report)
     if as_json:
         derived = {
             "tokens_per_second": simulation.tokens_per_second,
             "cache_hit_share": simulation.cache_hit_share,
         }
         about = {"model": config.model, "machine": machine_json(machine), "trace": trace.name}
-        print(json.dumps({**about, **asdict(simulation), **derived}))
+        each = [asdict(one) for one in fleet.each(asked.limits)]
+        print(json.dumps({**about, **asdict(simulation), **derived, "machines": each}))
         return
-    print(f"{trace.name} with {config.model} on {machine.title}, simulated")
+    several = f"{number:,} machines: " if number > 1 else ""
+    print(f"{trace.name} with {config.model} on {several}{machine.title}, simulated")
     for line in _simulation(simulation, asked.limits):
         print(line)
+    if number > 1:
+        print()
+        for line in _each(fleet.each(asked.limits)):
+            print(line)
 
 
 def _report(done: int, total: int) -> None:
@@ -296,6 +355,24 @@ def _simulation(found: Simulation, limits: Limits) -> Iterator[str]:
         )
     ]
     yield from _table(("", "mean", "p50", "p90", "p95", "p99", "most"), rows)
+
+
+def _each(machines: Sequence[Simulation]) -> Iterator[str]:
+    yield "Each machine that was sent a request"
+    rows = [
+        (
+            f"{number}",
+            f"{one.num_requests:,}",
+            f"{one.num_output_tokens:,}",
+            f"{one.busy:.0%}",
+            f"{one.cache_hit_share:.1%}",
+            _ms(one.ttft.p50),
+            _ms(one.itl.p50),
+        )
+        for number, one in enumerate(machines, 1)
+    ]
+    headings = ("", "requests", "tokens", "busy", "from cache", "first token, p50", "between, p50")
+    yield from _table(headings, rows)
 
 
 def _table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

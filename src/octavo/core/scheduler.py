@@ -190,7 +190,9 @@ class Scheduler:
         num_decodes = len(chunks)
         most = self.max_num_batched_tokens if budget is None else budget
         is_timed = budget is None and len(self.running) > len(prefilling)
-        room = self.room([c[1:3] for c in chunks], most - num_decodes, is_timed=is_timed)
+        is_timed = is_timed and self.target_itl is not None
+        decodes = [c[1:3] for c in chunks] if is_timed else []
+        room = self.room(decodes, most - num_decodes, is_timed=is_timed)
         for sequence in prefilling:
             self._schedule_prefill(sequence, room, chunks)
         admitted: list[Sequence] = []
@@ -230,7 +232,7 @@ class Scheduler:
         while position < len(running):
             sequence = running[position]
             computed = sequence.num_computed
-            if sequence in held:
+            if held and sequence in held:
                 pass
             elif len(sequence.token_ids) - computed > 1:
                 prefilling.append(sequence)
@@ -343,20 +345,19 @@ class Scheduler:
         finished: list[Sequence] = []
         size = self.blocks.block_size
         for sequence, start, length, num_samples in plan.chunks:
-            computed = start + length
-            sequence.num_computed = computed
+            sequence.num_computed = computed = start + length
             if start % size + length >= size:
                 self.blocks.publish(sequence, start // size, computed // size)
-            if not num_samples:
-                continue
-            self._num_openings += length > 1
-            takers = [sequence] if num_samples == 1 else self._fork(sequence, num_samples)
-            for taker in takers:
-                reason = taker.append(next(drawn))
-                if reason is not None:
-                    taker.finish_reason = reason
-                    finished.append(taker)
-            advanced += takers
+            if length > 1:
+                self._num_openings += num_samples > 0
+            if num_samples > 1:
+                takers = self._fork(sequence, num_samples)
+                advanced += takers
+                finished += [taker for taker in takers if taker.append(next(drawn))]
+            elif num_samples:
+                advanced.append(sequence)
+                if sequence.append(next(drawn)):
+                    finished.append(sequence)
         self._retire(finished)
         self.counters.num_computed_tokens += plan.num_tokens
         self.counters.num_generated_tokens += len(advanced)

@@ -56,12 +56,13 @@ class PreparedProgram:
 
 @dataclass(frozen=True, slots=True)
 class OperationCost:
-    """One operation in one step. form: the format of its products."""
+    """One operation in one step. form: the format of its products. rows: that it runs on."""
 
     operation: Operation
     form: str
     flops: int
     traffic: Traffic
+    rows: int = 1
 
     @property
     def intensity(self) -> float:
@@ -95,8 +96,10 @@ def _cost(
     """Only attention depends on how the rows are parted in chunks."""
     sizes, form = prepared.sizes, prepared.form_of(op)
     if not isinstance(op, Attention):
-        return OperationCost(op, form, op.flops(num_rows), op.traffic(sizes, num_rows))
+        flops = op.flops(num_rows)
+        return OperationCost(op, form, flops, op.traffic(sizes, num_rows), num_rows)
     traffic = Traffic()
     for chunk in chunks:
         traffic = traffic.plus(op.traffic(sizes, *chunk))
-    return OperationCost(op, form, sum(op.flops(*chunk) for chunk in chunks), traffic)
+    flops = sum(op.flops(*chunk) for chunk in chunks)
+    return OperationCost(op, form, flops, traffic, num_rows)

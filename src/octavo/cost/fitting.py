@@ -1,22 +1,28 @@
-"""From measured times to the three numbers of an `Efficiency`.
+"""From measured times to the few numbers of an `Efficiency`.
 
 Decides how they are fitted: least squares on the logarithm of predicted over measured time, so
-that an error of 10 % weighs the same on 20 microseconds as on 20 milliseconds.
-
-Invariant: the fitted numbers are positive, since their logarithms are fitted.
+that an error of 10 % weighs the same on 20 microseconds as on 20 milliseconds. The formula is that
+of `roofline`. Invariant: the fitted numbers are positive, since their logarithms are fitted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.cost.hardware import Efficiency
+from octavo.cost.accounting import OperationCost
+from octavo.cost.hardware import Efficiency, Machine
+from octavo.cost.roofline import moved_bytes
+from octavo.program.ops import Attention, Linear
 
 Floats = NDArray[np.float64]
-_MAX_STEPS = 200
+Predict = Callable[[Floats], Floats]
+_MAX_STEPS = 60
 _TOLERANCE = 1e-10
+_NUDGE = 1e-6
+_PULL = 0.02
 
 
 class Sample(NamedTuple):
@@ -38,61 +44,155 @@ class FitError(NamedTuple):
 
 def predict(samples: Sequence[Sample], efficiency: Efficiency) -> Floats:
     """Return the predicted seconds of each sample."""
-    return _predict(np.asarray(samples, float), np.log(efficiency))
+    table = np.asarray(samples, float)
+    slower = np.maximum(table[:, 0] / efficiency.products, table[:, 1] / efficiency.memory)
+    seconds: Floats = slower + efficiency.overhead
+    return seconds
 
 
 def fit(samples: Sequence[Sample]) -> Efficiency:
-    """Return the efficiency that predicts the samples best, by Levenberg and Marquardt's method.
+    """Return the shares and the overhead that predict single products best.
 
-    Marquardt 1963 (SIAM J. Appl. Math. 11, 2). Raises `ValueError` for fewer samples than numbers.
+    Raises `ValueError` for fewer samples than numbers.
     """
-    if len(samples) < 3:
-        raise ValueError(f"three numbers need at least three samples, not {len(samples)}")
-    table = np.asarray(samples, float)
-    point = np.log([0.7, 0.7, max(float(table[:, 2].min()) / 4, 1e-9)])
-    damping, residual = 1e-3, _residual(table, point)
-    for _ in range(_MAX_STEPS):
-        slopes = _jacobian(table, point)
-        step = _damped_step(slopes, residual, damping)
-        tried = _residual(table, point + step)
-        if tried @ tried < residual @ residual:
-            point, residual, damping = point + step, tried, damping / 3
-        else:
-            damping *= 4
-        if np.abs(step).max() < _TOLERANCE:
-            break
-    return Efficiency(*(float(number) for number in np.exp(point)))
+    measured = np.asarray([sample.measured for sample in samples])
+    start = np.array([0.7, 0.7, max(float(measured.min()) / 4, 1e-9)])
+    found = least_squares(lambda numbers: predict(samples, _three(numbers)), measured, start)
+    return _three(found)
 
 
 def fit_error(samples: Sequence[Sample], efficiency: Efficiency) -> FitError:
     """Return how far predictions are from what was measured."""
-    measured = np.asarray(samples, float)[:, 2]
-    errors = np.abs(predict(samples, efficiency) / measured - 1)
+    measured = np.asarray([sample.measured for sample in samples])
+    return error_of(predict(samples, efficiency), measured)
+
+
+def error_of(predicted: Floats, measured: Floats) -> FitError:
+    """Return the relative errors of some predictions."""
+    errors = np.abs(predicted / measured - 1)
     return FitError(float(np.median(errors)), float(np.percentile(errors, 95)))
 
 
-def _predict(table: Floats, point: Floats) -> Floats:
-    products, memory, overhead = np.exp(point)
-    seconds: Floats = np.maximum(table[:, 0] / products, table[:, 1] / memory) + overhead
-    return seconds
+def _three(numbers: Floats) -> Efficiency:
+    products, memory, overhead = map(float, numbers)
+    return Efficiency(products, memory, overhead, attention=products)
 
 
-def _residual(table: Floats, point: Floats) -> Floats:
-    residual: Floats = np.log(_predict(table, point) / table[:, 2])
-    return residual
+# --- whole steps ---------------------------------------------------------------------------------
 
 
-def _jacobian(table: Floats, point: Floats) -> Floats:
-    """Slopes of the residual: each sample has one limit, beside the overhead."""
-    products, memory, overhead = np.exp(point)
-    compute, traffic = table[:, 0] / products, table[:, 1] / memory
-    total, is_compute = np.maximum(compute, traffic) + overhead, compute > traffic
-    columns = (
-        np.where(is_compute, -compute, 0) / total,
-        np.where(is_compute, 0, -traffic) / total,
-        overhead / total,
-    )
-    return np.stack(columns, axis=1)
+class Step(NamedTuple):
+    """A measured step: its operations, rows of logits, and seconds."""
+
+    costs: Sequence[OperationCost]
+    logit_rows: int
+    measured: float
+
+
+def fit_machine(steps: Sequence[Step], machine: Machine) -> Machine:
+    """Return the machine with the shares and overheads that predict whole steps best.
+
+    What an operation costs at least is kept, since all steps of a program have the same number of
+    them. Raises `ValueError` for fewer steps than numbers.
+    """
+    measured = np.asarray([step.measured for step in steps])
+    table = _StepTable(steps, machine)
+    start = np.array([0.7, 0.7, 0.5, 0.5, 0.5, float(measured.min()) / 10, 1e-5])
+    return _with_numbers(machine, least_squares(table.seconds, measured, start, _PULL))
+
+
+def predict_steps(steps: Sequence[Step], machine: Machine) -> Floats:
+    """Return the predicted seconds of each step."""
+    e = machine.efficiency
+    shares = [e.products, e.memory, e.attention, e.cache, e.unpacking]
+    numbers = [*shares, machine.step_overhead, machine.row_overhead]
+    return _StepTable(steps, machine).seconds(np.asarray(numbers))
+
+
+def _with_numbers(machine: Machine, numbers: Floats) -> Machine:
+    products, memory, attention, cache, unpacking, step, row = map(float, numbers)
+    overhead = machine.efficiency.overhead
+    efficiency = Efficiency(products, memory, overhead, attention, cache, unpacking)
+    return replace(machine, efficiency=efficiency, step_overhead=step, row_overhead=row)
+
+
+class _StepTable:
+    """The operations of many steps at a machine's peaks, as columns; one row for each operation."""
+
+    def __init__(self, steps: Sequence[Step], machine: Machine) -> None:
+        bare = replace(machine, efficiency=Efficiency(1.0, 1.0, 0.0))
+        rows = [_columns(cost, bare) for step in steps for cost in step.costs]
+        columns = np.asarray(rows, float).T
+        self._flops, self._attention, self._tiles, self._far, self._apart, self._near = columns
+        self._firsts = np.cumsum([0, *(len(step.costs) for step in steps)])[:-1]
+        num_operations = np.asarray([len(step.costs) for step in steps])
+        self._overhead = num_operations * machine.efficiency.overhead
+        self._logit_rows = np.asarray([step.logit_rows for step in steps])
+
+    def seconds(self, numbers: Floats) -> Floats:
+        """Return each step's seconds: `roofline.operation_time` for all operations at once."""
+        products, memory, attention, cache, unpacking, step, row = numbers
+        compute = (self._flops + unpacking * self._tiles) / products + self._attention / attention
+        each = np.maximum(compute, self._far / memory) + self._apart / memory + self._near / cache
+        sums = np.add.reduceat(each, self._firsts) + self._overhead
+        seconds: Floats = sums + step + self._logit_rows * row
+        return seconds
+
+
+def _columns(cost: OperationCost, bare: Machine) -> tuple[float, ...]:
+    """Return seconds at the peaks: of products, of attention, of one row for each tile, of memory
+    that overlaps, of memory that does not, of the cache.
+    """
+    far, near = moved_bytes(cost.traffic, bare)
+    seconds = cost.flops / bare.rate(cost.form)
+    memory, cached = far / bare.bandwidth, near / (bare.cache_bandwidth or np.inf)
+    if isinstance(cost.operation, Attention):
+        apart = memory if bare.instruction_set else 0.0
+        return 0.0, seconds, 0.0, memory - apart, apart, cached
+    if not isinstance(cost.operation, Linear) or not cost.rows:
+        return seconds, 0.0, 0.0, memory, 0.0, cached
+    row, padded = seconds / cost.rows, bare.worked_rows(cost.rows)
+    return padded * row, 0.0, bare.num_tiles(cost.rows) * row, memory, 0.0, cached
+
+
+# --- least squares -------------------------------------------------------------------------------
+
+
+def least_squares(predicted: Predict, measured: Floats, start: Floats, pull: float = 0.0) -> Floats:
+    """Return the positive numbers whose predictions are nearest, by Levenberg and Marquardt.
+
+    pull: weight of each number's distance from where it starts, so that one of which the times say
+    nothing stays there.
+
+    Marquardt 1963 (SIAM J. Appl. Math. 11, 2). Raises `ValueError` for fewer times than numbers.
+    """
+    if len(measured) < len(start):
+        raise ValueError(f"{len(start)} numbers need at least as many samples, not {len(measured)}")
+    point = point_of_start = np.log(start)
+    damping = 1e-3
+
+    def residual(at: Floats) -> Floats:
+        found = np.log(predicted(np.exp(at)) / measured)
+        return np.concatenate([found, pull * (at - point_of_start)])
+
+    current = residual(point)
+    for _ in range(_MAX_STEPS):
+        slopes = _slopes(residual, point, current)
+        step = _damped_step(slopes, current, damping)
+        tried = residual(point + step)
+        if tried @ tried < current @ current:
+            point, current, damping = point + step, tried, damping / 3
+        else:
+            damping *= 4
+        if np.abs(step).max() < _TOLERANCE:
+            break
+    found: Floats = np.exp(point)
+    return found
+
+
+def _slopes(residual: Predict, point: Floats, current: Floats) -> Floats:
+    nudges = _NUDGE * np.eye(len(point))
+    return np.stack([(residual(point + each) - current) / _NUDGE for each in nudges], axis=1)
 
 
 def _damped_step(slopes: Floats, residual: Floats, damping: float) -> Floats:

@@ -16,17 +16,24 @@ GIB = 1 << 30
 
 
 class Efficiency(NamedTuple):
-    """Share of a machine's peaks that operations reach, and seconds that each costs at least."""
+    """Share of a machine's peaks that operations reach, and seconds that each costs at least.
+
+    attention: of the rate of its products. cache: of the bandwidth between operations. unpacking:
+    what readying weights for a tile of rows costs, in rows' worth of their products.
+    """
 
     products: float
     memory: float
     overhead: float
+    attention: float = 1.0
+    cache: float = 1.0
+    unpacking: float = 0.0
 
 
 # Fitted on 387 measured linear layers of an A100 (`cost.fitting`, tests/cost). Fitted on one half,
 # they are 4.3 % off in the median of the other and 9.5 % at the 95th percentile (medians of 50 ways
 # to halve). Machines that nobody profiled are predicted with the same three numbers.
-PROFILED = Efficiency(products=0.713, memory=0.793, overhead=5.8e-6)
+PROFILED = Efficiency(products=0.713, memory=0.793, overhead=5.8e-6, attention=0.713)
 # A CPU starts no kernels: an operation costs a barrier between threads and its own entry. The
 # shares are those above, for want of a profile.
 CPU = PROFILED._replace(overhead=1e-6)
@@ -40,7 +47,8 @@ class Machine:
     products: flops per second by weight format: bf16, int8, int4; a longer name such as int8_group
     may have its own. bandwidth: bytes per second from memory. cache_bandwidth: for values between
     operations, where they stay in a cache. memory_bytes: for weights and KV cache together.
-    step_overhead: seconds that a step costs beside its operations. instruction_set: of a CPU.
+    step_overhead: seconds that a step costs beside its operations. row_overhead: for each row of
+    logits beside its operations. instruction_set: of a CPU.
     """
 
     name: str
@@ -52,6 +60,7 @@ class Machine:
     efficiency: Efficiency = PROFILED
     cache_bandwidth: float | None = None
     step_overhead: float = 0.0
+    row_overhead: float = 0.0
     instruction_set: str | None = None
 
     def rate(self, form: str) -> float:
@@ -59,10 +68,37 @@ class Machine:
         stem = form.partition("_")[0]
         return self.products.get(form) or self.products.get(stem) or self.products["bf16"]
 
+    def worked_rows(self, rows: int) -> float:
+        """Return the rows' worth of products that a matrix costs with so many rows.
+
+        A CPU's tile has a fixed number of rows, and one that is not full costs as much (but for a
+        few small sizes); weights are unpacked for each tile. Elsewhere the rows are all there is.
+        """
+        sizes = _TILES.get(self.instruction_set or "")
+        if sizes is None:
+            return rows
+        num_full, rest = divmod(rows, sizes[-1])
+        padded = num_full * sizes[-1] + (next(s for s in sizes if s >= rest) if rest else 0)
+        return padded + self.num_tiles(rows) * self.efficiency.unpacking
+
+    def num_tiles(self, rows: int) -> int:
+        """Return how many tiles of rows a product has; 0 where the machine is not known to."""
+        sizes = _TILES.get(self.instruction_set or "")
+        return -(-rows // sizes[-1]) if sizes else 0
+
     def ridge(self, form: str = "bf16") -> float:
         """Return the flops per byte above which products and not memory are the limit."""
         efficiency = self.efficiency
         return self.rate(form) * efficiency.products / (self.bandwidth * efficiency.memory)
+
+
+# Rows of the tiles of csrc/isa/products.h and amx.cpp.
+_TILES: Mapping[str, tuple[int, ...]] = {
+    "amx": (16,),
+    "avx512": (1, 4, 8),
+    "avx2": (1, 4),
+    "generic": (1, 4),
+}
 
 
 def _products(bf16: float, int8: float) -> dict[str, float]:

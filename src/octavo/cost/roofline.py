@@ -13,53 +13,83 @@ from typing import Literal
 
 from octavo.cost.accounting import OperationCost
 from octavo.cost.hardware import Machine
-from octavo.program.ops import Traffic
+from octavo.program.ops import Attention, Linear, Traffic
 
 Bound = Literal["compute", "memory", "overhead"]
 
 
 @dataclass(frozen=True, slots=True)
 class OperationTime:
-    """Predicted seconds of one operation: those of its products, its bytes and its overhead."""
+    """Predicted seconds of one operation: those of its products, its bytes and its overhead.
+
+    near: of what does not overlap with the products, as values in a cache.
+    """
 
     compute: float
     memory: float
     overhead: float
+    near: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """Products and traffic overlap; the overhead does not."""
-        return max(self.compute, self.memory) + self.overhead
+        """Products and memory overlap; the cache, which both need, and the overhead do not."""
+        return max(self.compute, self.memory) + self.near + self.overhead
 
     @property
     def bound(self) -> Bound:
         """What takes most of the time."""
         parts: dict[Bound, float] = {
             "compute": self.compute,
-            "memory": self.memory,
+            "memory": self.memory + self.near,
             "overhead": self.overhead,
         }
         return max(parts, key=parts.__getitem__)
 
 
 def operation_time(cost: OperationCost, machine: Machine) -> OperationTime:
-    """Return the time of an operation on a machine."""
-    efficiency = machine.efficiency
+    """Return the time of an operation on a machine.
+
+    On a CPU attention's pages do not overlap with its products: what reads and converts them is
+    what feeds the products.
+    """
+    far, near = moved_bytes(cost.traffic, machine)
+    memory = far / (machine.bandwidth * machine.efficiency.memory)
+    is_apart = isinstance(cost.operation, Attention) and machine.instruction_set is not None
     return OperationTime(
-        compute=cost.flops / (machine.rate(cost.form) * efficiency.products),
-        memory=memory_seconds(cost.traffic, machine),
-        overhead=efficiency.overhead,
+        compute=cost.flops * product_factor(cost, machine) / product_rate(cost, machine),
+        memory=0.0 if is_apart else memory,
+        overhead=machine.efficiency.overhead,
+        near=near_seconds(near, machine) + (memory if is_apart else 0.0),
     )
 
 
-def memory_seconds(traffic: Traffic, machine: Machine) -> float:
-    """Return how long bytes move: activations through a cache, where the machine has a rate."""
-    share = machine.efficiency.memory
-    near = machine.cache_bandwidth or machine.bandwidth
-    far = traffic.total - traffic.activations
-    return far / (machine.bandwidth * share) + traffic.activations / (near * share)
+def product_rate(cost: OperationCost, machine: Machine) -> float:
+    """Return the flops per second that an operation's products reach."""
+    efficiency = machine.efficiency
+    is_attention = isinstance(cost.operation, Attention)
+    return machine.rate(cost.form) * (efficiency.attention if is_attention else efficiency.products)
 
 
-def step_seconds(costs: Iterable[OperationCost], machine: Machine) -> float:
+def product_factor(cost: OperationCost, machine: Machine) -> float:
+    """Return the work of an operation over its flops: more where tiles are not full."""
+    if not isinstance(cost.operation, Linear) or not cost.rows:
+        return 1.0
+    return machine.worked_rows(cost.rows) / cost.rows
+
+
+def moved_bytes(traffic: Traffic, machine: Machine) -> tuple[float, float]:
+    """Return the bytes that move from memory, and those through a cache."""
+    near = traffic.activations if machine.cache_bandwidth else 0.0
+    return traffic.total - near, near
+
+
+def near_seconds(num_bytes: float, machine: Machine) -> float:
+    """Return how long bytes move through the cache."""
+    rate = machine.cache_bandwidth
+    return num_bytes / (rate * machine.efficiency.cache) if rate else 0.0
+
+
+def step_seconds(costs: Iterable[OperationCost], machine: Machine, logit_rows: int = 0) -> float:
     """Return how long a step of these operations takes."""
-    return machine.step_overhead + sum(operation_time(cost, machine).seconds for cost in costs)
+    beside = machine.step_overhead + logit_rows * machine.row_overhead
+    return beside + sum(operation_time(cost, machine).seconds for cost in costs)

@@ -10,17 +10,25 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.cost.accounting import OperationCost, PreparedProgram, account
 from octavo.cost.hardware import Machine
-from octavo.cost.roofline import Bound, OperationTime, memory_seconds, operation_time
-from octavo.program.ops import Attention, Traffic
+from octavo.cost.roofline import (
+    Bound,
+    OperationTime,
+    moved_bytes,
+    near_seconds,
+    operation_time,
+    product_rate,
+)
+from octavo.program.ops import Attention, Linear, Traffic
 from octavo.program.program import Chunk
 
-Counts = NDArray[np.int64]
+Counts = NDArray[np.integer[Any]]
 Floats = NDArray[np.float64]
 
 
@@ -34,8 +42,8 @@ class StepTimes:
         # Layers whose attention is alike are priced once.
         alike = Counter(_anonymous(op) for op in body if isinstance(op, Attention))
         self.attention = [AttentionTimes(op, n, prepared, machine) for op, n in alike.items()]
-        self._body = _Linear(prepared, machine, head=False)
-        self._head = _Linear(prepared, machine, head=True)
+        self._body = _RowWise(prepared, machine, head=False)
+        self._head = _RowWise(prepared, machine, head=True)
         # Of everything but attention, by rows and rows of logits.
         self.rows_seconds = lru_cache(maxsize=1 << 16)(self._price_rows)
         self.rows_bounds = lru_cache(maxsize=1 << 12)(self._bound_rows)
@@ -45,7 +53,7 @@ class StepTimes:
 
         rows, contexts: (chunks,), tokens computed and positions seen by the last of them.
         """
-        num_rows = int(rows.sum())
+        num_rows = int(rows.sum())  # sums of int32 are int64
         attention = sum(op.seconds(rows, contexts, num_rows) for op in self.attention)
         return self.rows_seconds(num_rows, logit_rows) + attention
 
@@ -57,7 +65,10 @@ class StepTimes:
     def _price_rows(self, num_rows: int, logit_rows: int) -> float:
         """Everything but attention: all rows may as well be one chunk."""
         head = self._head.seconds(logit_rows) if logit_rows else 0.0
-        return self.machine.step_overhead + self._body.seconds(num_rows) + head
+        return self._beside(logit_rows) + self._body.seconds(num_rows) + head
+
+    def _beside(self, logit_rows: int) -> float:
+        return self.machine.step_overhead + logit_rows * self.machine.row_overhead
 
     def _bound_rows(self, num_rows: int, logit_rows: int) -> Mapping[Bound, float]:
         """Return the seconds of operations by what most of each goes to."""
@@ -65,7 +76,7 @@ class StepTimes:
         if logit_rows:
             bounds = bounds + self._head.bounds(logit_rows)
         compute, memory, overhead = bounds.tolist()
-        overhead += self.machine.step_overhead
+        overhead += self._beside(logit_rows)
         return {"compute": compute, "memory": memory, "overhead": overhead}
 
 
@@ -85,8 +96,10 @@ class AttentionTimes:
         # One row that sees one position is one pair.
         pair = OperationCost(op, form, op.flops(1, 1), position)
         time = operation_time(pair, machine)
-        self._pair, self._position = time.compute, time.memory
-        self._row = memory_seconds(row, machine)
+        self._pair, self._position, self._near_position = time.compute, time.memory, time.near
+        far, near = moved_bytes(row, machine)
+        self._row = far / (machine.bandwidth * machine.efficiency.memory)
+        self._near_row = near_seconds(near, machine)
 
     def seconds(self, rows: Counts, contexts: Counts, num_rows: int) -> float:
         """Return the time of all these layers."""
@@ -94,8 +107,7 @@ class AttentionTimes:
 
     def of_counts(self, num_rows: int, pairs: int, positions: int) -> float:
         """Return the time of all these layers over what their rows see and read."""
-        memory = num_rows * self._row + positions * self._position
-        return self.count * (max(pairs * self._pair, memory) + self._overhead)
+        return self.count * self._time(num_rows, pairs, positions).seconds
 
     def read(self, rows: int, context: int) -> int:
         """Return the positions that a chunk reads."""
@@ -104,8 +116,16 @@ class AttentionTimes:
 
     def bound(self, num_rows: int, pairs: int, positions: int) -> Bound:
         """Return what most of the time goes to."""
-        memory = num_rows * self._row + positions * self._position
-        return OperationTime(pairs * self._pair, memory, self._overhead).bound
+        return self._time(num_rows, pairs, positions).bound
+
+    def _time(self, num_rows: int, pairs: int, positions: int) -> OperationTime:
+        """One layer's."""
+        return OperationTime(
+            compute=pairs * self._pair,
+            memory=num_rows * self._row + positions * self._position,
+            overhead=self._overhead,
+            near=num_rows * self._near_row + positions * self._near_position,
+        )
 
     def _count_seen(self, rows: Counts, contexts: Counts, num_rows: int) -> tuple[int, int]:
         """Return the pairs of a row and a position that it sees, and the positions read."""
@@ -113,6 +133,7 @@ class AttentionTimes:
         if num_rows == len(rows):  # every chunk is one token
             seen = contexts if window is None else np.minimum(contexts, window)
             return (total := int(seen.sum())), total
+        rows, contexts = rows.astype(np.int64), contexts.astype(np.int64)
         if window is None:  # rows see all positions before them: an arithmetic series
             pairs = int(rows @ contexts) - (int(rows @ rows) - num_rows) // 2
             return pairs, int(contexts.sum())
@@ -120,27 +141,41 @@ class AttentionTimes:
         return int(_seen(rows, contexts, window).sum()), int(positions.sum())
 
 
-class _Linear:
+class _RowWise:
     """Operations whose flops and bytes are a fixed part and one for each row."""
 
     def __init__(self, prepared: PreparedProgram, machine: Machine, *, head: bool) -> None:
-        self._overhead = machine.efficiency.overhead
+        self._machine = machine
         one, two = (row_costs(prepared, rows, head=head) for rows in (1, 2))
-        seconds = np.array([_parts(one, machine), _parts(two, machine)])
-        self._each = seconds[1] - seconds[0]
-        self._fixed = seconds[0] - self._each
+        self._is_product = np.array([isinstance(cost.operation, Linear) for cost in one])
+        self._flop = np.array([cost.flops / product_rate(cost, machine) for cost in one])
+        of_one, of_two = (
+            np.array([moved_bytes(cost.traffic, machine) for cost in costs]).T
+            for costs in (one, two)
+        )
+        each = of_two - of_one
+        rate = machine.bandwidth * machine.efficiency.memory
+        self._fixed, self._each = (of_one - each)[0] / rate, each[0] / rate
+        self._near = np.array([near_seconds(float(near), machine) for near in each[1]])
 
     def seconds(self, num_rows: int) -> float:
         """Return the time of all operations on so many rows."""
-        parts = self._fixed + num_rows * self._each
-        return float(parts.max(axis=0).sum() + parts.shape[1] * self._overhead)
+        compute, memory, near = self._parts(num_rows)
+        overhead = len(near) * self._machine.efficiency.overhead
+        return float(np.maximum(compute, memory).sum() + near.sum()) + overhead
 
     def bounds(self, num_rows: int) -> Floats:
         """Return the time of operations that products, memory and overhead bound."""
-        parts = self._fixed + num_rows * self._each
-        each = np.vstack([parts, np.full(parts.shape[1], self._overhead)])
-        seconds = parts.max(axis=0) + self._overhead
-        return np.bincount(each.argmax(axis=0), seconds, minlength=3).astype(np.float64)
+        compute, memory, near = self._parts(num_rows)
+        overhead = np.full(len(near), self._machine.efficiency.overhead)
+        longest = np.vstack([compute, memory + near, overhead]).argmax(axis=0)
+        seconds = np.maximum(compute, memory) + near + overhead
+        return np.bincount(longest, seconds, minlength=3).astype(np.float64)
+
+    def _parts(self, num_rows: int) -> tuple[Floats, Floats, Floats]:
+        """Return the seconds of each operation's products, memory and cache."""
+        worked = np.where(self._is_product, self._machine.worked_rows(num_rows), num_rows)
+        return worked * self._flop, self._fixed + num_rows * self._each, num_rows * self._near
 
 
 def row_costs(prepared: PreparedProgram, num_rows: int, *, head: bool) -> list[OperationCost]:
@@ -149,11 +184,6 @@ def row_costs(prepared: PreparedProgram, num_rows: int, *, head: bool) -> list[O
     body = len(account(prepared, [Chunk(1, 1)], 0))
     chosen = both[body:] if head else both[:body]
     return [cost for cost in chosen if not isinstance(cost.operation, Attention)]
-
-
-def _parts(costs: list[OperationCost], machine: Machine) -> list[list[float]]:
-    times = [operation_time(cost, machine) for cost in costs]
-    return [[time.compute for time in times], [time.memory for time in times]]
 
 
 def _seen(rows: Counts, contexts: Counts, window: np.int64) -> Counts:

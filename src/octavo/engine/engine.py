@@ -46,6 +46,7 @@ class _ActiveRequest:
     """What the engine keeps of a request until its last delta.
 
     grammar: of its structured output. The scheduler sees a request only once it is compiled.
+    is_quiet: nothing is heard of a token that is not a sequence's last.
     """
 
     request: Request
@@ -55,6 +56,7 @@ class _ActiveRequest:
     prompt_logprobs: PromptLogprobs | None = None
     pool: StatePool | None = None
     num_finished: int = 0
+    is_quiet: bool = False
     grammar: Future[Grammar] | None = None
 
 
@@ -109,8 +111,13 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         pooling: Pooling | None = None,
+        is_quiet: bool = False,
     ) -> Request:
-        """Queue a prompt, whose deltas `step` returns; a `BadRequestError` queues nothing."""
+        """Queue a prompt, whose deltas `step` returns; a `BadRequestError` queues nothing.
+
+        is_quiet: one delta at the end of each sequence has all its tokens; only for requests
+        without text, log-probabilities or grammar.
+        """
         if self._is_closed:
             raise OctavoError("The engine is closed. Start another one.")
         if request_id is None:
@@ -129,6 +136,7 @@ class Engine:
         )
         self.scheduler.check_fits(request)
         active = _ActiveRequest(request, RequestMetrics(arrival_time=now))
+        active.is_quiet = is_quiet and _check_quiet(request)
         active.grammar = self._begin_compiling(request)
         self._num_added += 1
         if pooling is not None:
@@ -282,6 +290,10 @@ class Engine:
         for sequence, (token_id, logprobs) in zip(advanced, drawn, strict=True):
             active = self._active[sequence.request.request_id]
             active.sequences[sequence.index] = sequence
+            if active.is_quiet and sequence.finish_reason is None:
+                if active.metrics.first_token_time is None:
+                    active.metrics.first_token_time = now
+                continue
             if active.grammar is not None and sequence.finish_reason is None:
                 self._constraints.advance(sequence, active.grammar.result(), token_id)
             self._emit_token(active, sequence, token_id, logprobs, now)
@@ -443,7 +455,7 @@ class Engine:
                 request_id=request.request_id,
                 index=sequence.index,
                 text=text,
-                token_ids=token_ids or [],
+                token_ids=sequence.output_token_ids if active.is_quiet else token_ids or [],
                 logprobs=logprobs,
                 finish_reason=None if reason is None else reason.value,
                 stop_reason=stop_reason,
@@ -479,6 +491,15 @@ class Engine:
                 self.scheduler.finish(sequence, reason)
             sequence.finish_reason = reason
             self._emit(active, sequence, text=self._finish_text(active, sequence), error=error)
+
+
+def _check_quiet(request: Request) -> bool:
+    """Return True; raise where something is wanted of each token."""
+    params = request.params
+    wanted = (params.logprobs, params.prompt_logprobs, params.structured_outputs, request.pooling)
+    if params.detokenize or any(value is not None for value in wanted):
+        raise BadRequestError("A quiet request has no text, log-probabilities, grammar or state.")
+    return True
 
 
 def as_exception(error: BaseException) -> Exception:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,19 @@ class Weights(Protocol):
     def release(self, parameter: str, /) -> None:
         """Give back the memory of what `stored_rows` returned."""
         ...
+
+
+class Counted(NamedTuple):
+    """What the library has done since it was loaded: flops of products and attention, and bytes.
+
+    Keys and values count once per chunk and layer. The vocabulary's product runs on `HEAD_ROWS`
+    rows at a time, and each time reads its weights.
+    """
+
+    flops: int
+    weights: int
+    kv_read: int
+    kv_written: int
 
 
 class CPUExecutor:
@@ -160,6 +173,10 @@ class CPUExecutor:
         for first, tile in self._logit_tiles(batch):
             out[first : first + len(tile)] = tile
         return out
+
+    def counted(self) -> Counted:
+        """Return the library's own counters; the difference of two is what came between."""
+        return Counted(*self._tape.counters())
 
     def export_blocks(self, blocks: Ordered[int]) -> bytes:
         """Return the keys and values of `blocks` as opaque bytes that `import_blocks` accepts."""

@@ -49,12 +49,13 @@ def diagnose(
     prober: Prober,
     progress: Progress = lambda _: None,
     root: Path = Path("/"),
+    threads: int | None = None,
 ) -> Diagnosis:
-    """Measure this machine; progress: told what is measured next."""
+    """Measure this machine; progress: told what is measured next. threads: None uses all CPUs."""
     about = tuple(findings(root))
     if library is None:
         return Diagnosis(findings=about, obstacle=why_missing)
-    sets, threads = tuple(library.instruction_sets()), available_cpus(root)
+    sets, threads = tuple(library.instruction_sets()), threads or available_cpus(root)
     best = sets[0]
     bandwidth: dict[int, dict[int, float]] = {}
     for count in thread_counts(threads):

@@ -1,149 +1,123 @@
-"""A trace on virtual time: the real engine and scheduler, and steps as long as they cost.
+"""A trace on virtual time: real engines and schedulers, and steps as long as they cost.
 
-Decides when requests arrive and what is kept of each: times of its tokens, not their texts.
-Arrivals during a step are seen after it, as a server sees them.
+Decides when requests arrive, and at which machine. Arrivals during a step are seen after it, as a
+server sees them. What is kept of a run is `outcome`'s, the choice of a machine `routing`'s.
 
-Invariant: every request of the trace ends exactly once, as finished or as refused.
+Invariant: every request of the trace ends exactly once, as finished or as refused, on one machine.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+import gc
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from octavo.config import EngineConfig
 from octavo.core.blocks import BlockManager
-from octavo.core.scheduler import Scheduler
+from octavo.core.scheduler import Scheduler, StepPlan
 from octavo.cost.hardware import Machine
 from octavo.cost.predictor import StepPredictor
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake
-from octavo.engine.outputs import OutputDelta
 from octavo.errors import BadRequestError
+from octavo.executors.batch import MaskOf
+from octavo.executors.executor import Batch
 from octavo.executors.simulated import SimulatedExecutor, VirtualClock, build_lengths
 from octavo.planning.capacity import Capacity, capacity
 from octavo.planning.fleet import Limits
-from octavo.planning.load.work import Session
+from octavo.planning.load.work import Session, Turn
+from octavo.planning.outcome import Record, Simulation, summarize
 from octavo.planning.plan import prepared_for
+from octavo.planning.routing import Candidate, Ledger, Router, round_robin
 from octavo.planning.subject import Subject
-from octavo.request import SamplingParams
+from octavo.request import Request, SamplingParams
+from octavo.request import Sequence as Tokens
 
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """Seconds: mean, percentiles and the most. All 0 if nothing was measured."""
+class Replica:
+    """One machine of a fleet: an engine on a clock of its own."""
 
-    mean: float = 0.0
-    p50: float = 0.0
-    p90: float = 0.0
-    p95: float = 0.0
-    p99: float = 0.0
-    most: float = 0.0
+    def __init__(
+        self, predictor: StepPredictor, vocab_size: int, found: Capacity, config: EngineConfig
+    ) -> None:
+        self.clock = VirtualClock()
+        self.record = Record()
+        self.ledger = Ledger()
+        self.engine = _engine(self, predictor, vocab_size, found, config)
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Distribution":
-        """Return the distribution of some values."""
-        if not len(values):
-            return cls()
-        p50, p90, p95, p99 = (float(rank) for rank in np.percentile(values, (50, 90, 95, 99)))
-        return cls(float(np.mean(values)), p50, p90, p95, p99, float(np.max(values)))
+    def add(self, turn: Turn, prompt: list[int], request_id: str, arrival: float) -> None:
+        """Queue a request; one longer than the context or the pool counts as refused."""
+        if not self.engine.has_unfinished:
+            self.clock.advance_to(arrival)
+        params = SamplingParams(
+            max_tokens=turn.num_output_tokens, temperature=0.0, ignore_eos=True, detokenize=False
+        )
+        try:
+            self.engine.add(
+                {"prompt_token_ids": prompt}, params, request_id=request_id, is_quiet=True
+            )
+        except BadRequestError:
+            self.record.num_refused += 1
+        else:
+            self.record.arrivals[request_id] = arrival
+            self.ledger.send(len(prompt) + turn.num_output_tokens)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
-    """What happened in the simulated time, in seconds and tokens.
-
-    queueing: from arrival to the first step. ttft: to the first token. itl: between two tokens of a
-    request. end_to_end: to the last. goodput: requests per second that kept both limits, the mean
-    of a request's own gaps counting; equal to all finished ones without limits. busy: share of the
-    time in which a step ran.
-    """
-
-    seconds: float
-    num_requests: int
-    num_refused: int
-    num_steps: int
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int
-    num_recomputed_tokens: int
-    num_preemptions: int
-    queueing: Distribution
-    ttft: Distribution
-    itl: Distribution
-    end_to_end: Distribution
-    goodput: float
-    busy: float
-    most_running: int
-    most_waiting: int
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Generated tokens per second."""
-        return self.num_output_tokens / self.seconds if self.seconds else 0.0
-
-    @property
-    def cache_hit_share(self) -> float:
-        """Prompt tokens found in the cache, of all."""
-        return self.num_cached_tokens / max(1, self.num_prompt_tokens)
-
-
-@dataclass(slots=True)
-class _Times:
-    """What is kept of one request."""
-
-    arrival: float
-    last: float = 0.0
-    first_scheduled: float = 0.0
-    first_token: float = 0.0
-    num_tokens: int = 0
-
-
-@dataclass(slots=True)
-class _Record:
-    """What is kept of a run. gaps: between tokens, of all requests."""
-
-    active: dict[str, _Times] = field(default_factory=dict)
-    finished: list[_Times] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
-    num_refused: int = 0
-    busy: float = 0.0
-    num_steps: int = 0
-    most_running: int = 0
-    most_waiting: int = 0
-
-    def note(self, deltas: list[OutputDelta], now: float) -> None:
-        """Record one step's deltas, which all came at `now`."""
-        active, add_gap = self.active, self.gaps.append
+    def step(self) -> None:
+        """Run one step."""
+        engine, clock, record = self.engine, self.clock, self.record
+        scheduler, started = engine.scheduler, clock.now
+        num_drawn = scheduler.counters.num_generated_tokens
+        deltas = engine.step()
+        num_drawn = scheduler.counters.num_generated_tokens - num_drawn
+        record.note_step(started, clock.now, num_drawn)
         for delta in deltas:
-            times = active[delta.request_id]
-            if times.num_tokens:
-                add_gap(now - times.last)
-            else:
-                times.first_token = now
-            times.num_tokens += 1
-            times.last = now
-            if delta.is_last:
-                if delta.error is not None:
-                    raise delta.error
-                assert delta.metrics is not None
-                started = delta.metrics.first_scheduled_time
-                assert started is not None
-                times.first_scheduled = started
-                self.finished.append(active.pop(delta.request_id))
+            done = record.note_end(delta)
+            self.ledger.end(done.last_token, delta.num_prompt_tokens + done.num_tokens)
+        record.most_running = max(record.most_running, len(scheduler.running))
+        record.most_waiting = max(record.most_waiting, len(scheduler.waiting))
+
+    def build(self, plan: StepPlan, mask_of: MaskOf) -> Batch:
+        """Return a plan's lengths, and keep of it what the times of tokens need."""
+        self.record.note_plan(plan)
+        return build_lengths(plan, mask_of)
+
+    def found(self, prompt: list[int]) -> int:
+        """Return how many tokens of a prompt the cache holds now."""
+        request = Request(request_id="", prompt_token_ids=prompt, params=_ANY, max_tokens=1, seed=0)
+        return self.engine.scheduler.blocks.match(Tokens(request, 0, (0, 0, 0))).num_tokens
+
+    def candidate(self, now: float) -> Candidate:
+        """Return what a router knows of this machine."""
+        self.ledger.settle(now)
+        return Candidate(self.ledger.outstanding, self.found)
+
+
+_ANY = SamplingParams()
 
 
 class Simulator:
-    """One model on one simulated machine. Raises like `capacity` if it does not fit."""
+    """One model on simulated machines of one kind. Raises like `capacity` if it does not fit."""
 
-    def __init__(self, subject: Subject, machine: Machine, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        machine: Machine,
+        config: EngineConfig,
+        *,
+        num_machines: int = 1,
+        router: Router = round_robin,
+    ) -> None:
         prepared = prepared_for(subject, machine, config)
         # The pool is that of the machine, whatever one request needs.
         self.capacity: Capacity = capacity(prepared, machine, config, 2)
-        self.clock = VirtualClock()
-        self.engine = _engine(subject, StepPredictor(prepared, machine), self, config)
+        vocab_size = subject.program.vocab_size
+        # Each steers by its own predictor, which follows the steps that it measures.
+        self.replicas = [
+            Replica(StepPredictor(prepared, machine), vocab_size, self.capacity, config)
+            for _ in range(num_machines)
+        ]
+        self._router = router
 
     def run(
         self,
@@ -156,61 +130,83 @@ class Simulator:
         progress: told how many requests have arrived, of how many. Raises `BadRequestError` if
         every request is refused.
         """
-        record = _Record()
-        engine, clock = self.engine, self.clock
-        order = sorted(sessions, key=lambda session: session.arrival or 0.0)
-        position = 0
-        while position < len(order) or engine.has_unfinished:
-            if not engine.has_unfinished:
-                clock.advance_to(order[position].arrival or 0.0)
-            arrived = position
-            while position < len(order) and (order[position].arrival or 0.0) <= clock.now:
-                self._add(order[position], position, record)
-                position += 1
-            if position != arrived:
-                progress(position, len(order))
-            if engine.has_unfinished:
-                self._step(record)
-        if not record.finished:
+        order = sorted(sessions, key=_arrival)
+        with _without_collector():
+            self._serve(order, progress)
+        if not any(replica.record.finished for replica in self.replicas):
             raise BadRequestError(
                 f"None of the {len(order):,} requests fits: the longest may have "
                 f"{self.capacity.longest_context:,} tokens. Plan with a larger machine or "
                 "--kv-cache-memory-bytes, or leave long lines out with --trace-max-tokens."
             )
-        return _summary(record, engine, clock.now, limits or Limits())
+        return self._summary(self.replicas, limits or Limits())
 
-    def _add(self, session: Session, number: int, record: _Record) -> None:
+    def each(self, limits: Limits | None = None) -> list[Simulation]:
+        """Return what happened on each machine that has finished a request."""
+        busy = [replica for replica in self.replicas if replica.record.finished]
+        return [self._summary([replica], limits or Limits()) for replica in busy]
+
+    def _serve(self, order: Sequence[Session], progress: Progress) -> None:
+        """Let whoever is furthest behind make a step, once all who came before have arrived."""
+        behind: list[tuple[float, int]] = []  # a heap of the machines that have work
+        position, total = 0, len(order)
+        while behind or position < total:
+            if position < total and (not behind or _arrival(order[position]) <= behind[0][0]):
+                chosen = self._send(order[position], position)
+                replica = self.replicas[chosen]
+                if all(index != chosen for _, index in behind) and replica.engine.has_unfinished:
+                    heapq.heappush(behind, (replica.clock.now, chosen))
+                position += 1
+                progress(position, total)
+                continue
+            index = behind[0][1]
+            replica = self.replicas[index]
+            replica.step()
+            if replica.engine.has_unfinished:
+                heapq.heapreplace(behind, (replica.clock.now, index))
+            else:
+                heapq.heappop(behind)
+
+    def _send(self, session: Session, number: int) -> int:
+        """Add a request to the machine that the router chooses, and return which."""
         (turn,) = session.turns
-        request_id, arrival = str(number), session.arrival or 0.0
-        params = SamplingParams(
-            max_tokens=turn.num_output_tokens, temperature=0.0, ignore_eos=True, detokenize=False
-        )
-        try:
-            self.engine.add(
-                {"prompt_token_ids": turn.tokens.tolist()}, params, request_id=request_id
-            )
-        except BadRequestError:  # longer than the context or the pool
-            record.num_refused += 1
-        else:
-            record.active[request_id] = _Times(arrival)
+        prompt, now = turn.tokens.tolist(), _arrival(session)
+        candidates = [replica.candidate(now) for replica in self.replicas]
+        chosen = self._router(number, prompt, candidates)
+        self.replicas[chosen].add(turn, prompt, str(number), now)
+        return chosen
 
-    def _step(self, record: _Record) -> None:
-        scheduler, before = self.engine.scheduler, self.clock.now
-        deltas = self.engine.step()
-        now = self.clock.now
-        record.note(deltas, now)
-        record.busy += now - before
-        record.num_steps += 1
-        record.most_running = max(record.most_running, len(scheduler.running))
-        record.most_waiting = max(record.most_waiting, len(scheduler.waiting))
+    def _summary(self, replicas: Sequence[Replica], limits: Limits) -> Simulation:
+        counters = [replica.engine.scheduler.counters for replica in replicas]
+        seconds = max(replica.clock.now for replica in self.replicas)
+        return summarize([replica.record for replica in replicas], counters, seconds, limits)
+
+
+def _arrival(session: Session) -> float:
+    return session.arrival or 0.0
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Nothing in a replay makes cycles, and looking for them takes a tenth of it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _engine(
-    subject: Subject, predictor: StepPredictor, simulator: Simulator, config: EngineConfig
+    replica: Replica,
+    predictor: StepPredictor,
+    vocab_size: int,
+    found: Capacity,
+    config: EngineConfig,
 ) -> Engine:
-    found, clock = simulator.capacity, simulator.clock
     executor = SimulatedExecutor(
-        predictor.times, clock, num_blocks=found.num_blocks, block_size=found.block_size
+        predictor.times, replica.clock, num_blocks=found.num_blocks, block_size=found.block_size
     )
     blocks = BlockManager(
         found.num_blocks,
@@ -229,7 +225,7 @@ def _engine(
     )
     intake = Intake(
         tokenizer=None,
-        vocab_size=subject.program.vocab_size,
+        vocab_size=vocab_size,
         max_model_len=found.longest_context,
         max_pool_tokens=found.num_blocks * found.block_size,
         seed=config.seed,
@@ -239,37 +235,6 @@ def _engine(
         scheduler=scheduler,
         intake=intake,
         decoder=None,
-        clock=clock,
-        build=build_lengths,
+        clock=replica.clock,
+        build=replica.build,
     )
-
-
-def _summary(record: _Record, engine: Engine, seconds: float, limits: Limits) -> Simulation:
-    done, counters = record.finished, engine.scheduler.counters
-    kept = sum(_keeps(times, limits) for times in done)
-    return Simulation(
-        seconds=seconds,
-        num_requests=len(done),
-        num_refused=record.num_refused,
-        num_steps=record.num_steps,
-        num_prompt_tokens=counters.num_prompt_tokens,
-        num_cached_tokens=counters.num_reused_tokens,
-        num_output_tokens=counters.num_generated_tokens,
-        num_recomputed_tokens=counters.num_recomputed_tokens,
-        num_preemptions=counters.num_preemptions,
-        queueing=Distribution.of([t.first_scheduled - t.arrival for t in done]),
-        ttft=Distribution.of([t.first_token - t.arrival for t in done]),
-        itl=Distribution.of(record.gaps),
-        end_to_end=Distribution.of([t.last - t.arrival for t in done]),
-        goodput=kept / seconds if seconds else 0.0,
-        busy=record.busy / seconds if seconds else 0.0,
-        most_running=record.most_running,
-        most_waiting=record.most_waiting,
-    )
-
-
-def _keeps(times: _Times, limits: Limits) -> bool:
-    """Whether a request's first token and the mean of its gaps came within the limits."""
-    is_prompt = limits.ttft is None or times.first_token - times.arrival <= limits.ttft
-    mean_gap = (times.last - times.first_token) / max(1, times.num_tokens - 1)
-    return is_prompt and (limits.itl is None or mean_gap <= limits.itl)
