@@ -33,7 +33,7 @@ def column(found: Experiment, name: str) -> list[object]:
 
 def test_projections_grow_linearly_with_the_cache_and_quadratically_without() -> None:
     program = SUBJECT.program
-    for num_new in (64, 128, 256):
+    for num_new in (32, 64):
         cached, twice = (
             cache_gain.gigaflops(program, cache_gain.cached_steps(1, n))["projections"]
             for n in (num_new, 2 * num_new)
@@ -43,7 +43,7 @@ def test_projections_grow_linearly_with_the_cache_and_quadratically_without() ->
             cache_gain.gigaflops(program, cache_gain.uncached_steps(1, n))["projections"]
             for n in (num_new, 2 * num_new)
         )
-        assert 3.8 < twice / uncached < 4
+        assert 3.8 < twice / uncached < 4.0
 
 
 def test_flops_are_those_that_the_program_counts() -> None:

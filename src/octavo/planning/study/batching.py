@@ -45,7 +45,7 @@ class Size:
     longest: int
 
 
-FULL = Size((4, 8, 16), 3, 16, 64)
+FULL = Size((4, 8, 16), 3, 8, 48)
 QUICK = Size((2, 4), 3, 8, 24)
 
 
@@ -162,8 +162,8 @@ def _figures(rows: Sequence[Row]) -> tuple[Figure, ...]:
     ends = tuple(
         Series(
             name=row.way,
-            x=row.ends,
-            y=tuple(100 * done / len(row.ends) for done in range(1, len(row.ends) + 1)),
+            x=(0.0, *row.ends),
+            y=tuple(100 * done / len(row.ends) for done in range(len(row.ends) + 1)),
             kind="steps",
         )
         for row in pair

@@ -35,7 +35,7 @@ class Size:
     lengths: tuple[int, ...]
 
 
-FULL = Size(64, (4, 8, 16, 32))
+FULL = Size(48, (4, 8, 16, 32))
 QUICK = Size(32, (2, 4, 8))
 
 
@@ -162,8 +162,8 @@ def _finding(num_prompt: int, row: Row, is_same: bool) -> str:
 
 
 def _figures(rows: Sequence[Row]) -> tuple[Figure, ...]:
-    tokens = Axis(title="length of the answer", unit="tokens", is_log=True)
     lengths = tuple(row.num_new for row in rows)
+    tokens = Axis(title="length of the answer", unit="tokens", is_log=True, ticks=lengths)
     ways = (("with the cache", "cached"), ("without", "uncached"))
     flops = tuple(
         Series(
@@ -199,11 +199,11 @@ def _table(rows: Sequence[Row]) -> Table:
         columns=(
             "tokens",
             "projections, cache (GFLOP)",
-            "none (GFLOP)",
+            "projections, none (GFLOP)",
             "attention, cache (GFLOP)",
-            "none (GFLOP)",
+            "attention, none (GFLOP)",
             "time, cache (s)",
-            "none (s)",
+            "time, none (s)",
             "ratio of times",
         ),
         rows=tuple(

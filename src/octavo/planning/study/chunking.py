@@ -42,7 +42,7 @@ class Size:
         return size
 
 
-FULL = Size(1024, 4, (512, 256, 128, 64))
+FULL = Size(1024, 4, (256, 128, 64))
 QUICK = Size(128, 2, (32,))
 
 

@@ -21,11 +21,14 @@ def no_tick(_: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One axis. unit: of its numbers; of names, what they are names of."""
+    """One axis. unit: of its numbers; of names, what they are names of. ticks: where it is marked,
+    if not everywhere.
+    """
 
     title: str
     unit: str
     is_log: bool = False
+    ticks: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.title and self.unit):
@@ -53,7 +56,8 @@ class Series:
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or len(self.notes) not in (0, len(self.x)):
-            raise ValueError(f"{self.name}: {len(self.x)} x, {len(self.y)} y, {len(self.notes)}")
+            counts = f"{len(self.x)} x, {len(self.y)} y, {len(self.notes)} notes"
+            raise ValueError(f"{self.name}: {counts}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ const colours = {
   dark: ["#8ab4f8", "#fb923c", "#5eead4", "#d8b4fe", "#fde047", "#f9a8d4", "#bef264", "#67e8f9", "#d1d5db", "#fca5a5", "#a5b4fc"],
 };
 const symbols = ["circle", "square", "diamond", "triangle-up", "x", "cross", "star", "hexagon", "triangle-down", "pentagon", "bowtie"];
-const dashes = ["dash", "dot", "dashdot", "longdash"];
+const dashes = ["dash", "dot", "dashdot", "longdash", "2px,6px", "8px,3px,2px,3px,2px,3px"];
 
 function coloured(trace, number, guideNumber, palette, soft) {
   if (trace.meta.guide) {

@@ -93,7 +93,11 @@ def _in_script(values: Any) -> str:
 
 
 def _table(table: Table) -> Iterator[str]:
-    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+    firsts = table.rows[0] if table.rows else ("",) * len(table.columns)
+    heads = "".join(
+        f'<th scope="col"{_kind(cell)}>{escape(name)}</th>'
+        for name, cell in zip(table.columns, firsts, strict=True)
+    )
     yield f'<div class="table" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>'
     for row in table.rows:
         yield f"<tr>{''.join(_cell(cell) for cell in row)}</tr>"
@@ -101,8 +105,11 @@ def _table(table: Table) -> Iterator[str]:
 
 
 def _cell(cell: Cell) -> str:
-    kind = "" if isinstance(cell, str) else ' class="number"'
-    return f"<td{kind}>{escape(number(cell))}</td>"
+    return f"<td{_kind(cell)}>{escape(number(cell))}</td>"
+
+
+def _kind(cell: Cell) -> str:
+    return "" if isinstance(cell, str) else ' class="number"'
 
 
 # --- figures ------------------------------------------------------------------------------------
@@ -125,6 +132,9 @@ def figure_json(figure: Figure) -> dict[str, Any]:
 
 def _axis(axis: Axis) -> dict[str, Any]:
     found: dict[str, Any] = {"title": {"text": axis.label}, "automargin": True}
+    if axis.ticks:
+        found["tickvals"] = list(axis.ticks)
+        return found | ({"type": "log"} if axis.is_log else {})
     if axis.is_log:
         # Powers of ten, with 2 and 5 between them where there is room.
         return found | {"type": "log", "dtick": "D2", "tickformat": "~r"}

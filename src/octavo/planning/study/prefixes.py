@@ -42,7 +42,7 @@ class Size:
         return tuple(p for p in self.prefixes if p + self.num_own + self.num_output <= max_tokens)
 
 
-FULL = Size((0, 64, 256, 512), 4, 16, 8)
+FULL = Size((0, 64, 192, 448), 4, 16, 8)
 QUICK = Size((0, 64, 128), 3, 8, 2)
 
 
@@ -131,7 +131,8 @@ def _finding(rows: Sequence[Row], num_requests: int) -> str:
 
 
 def _figures(rows: Sequence[Row]) -> tuple[Figure, ...]:
-    shared = Axis(title="shared beginning", unit="tokens")
+    lengths = tuple(dict.fromkeys(row.num_shared for row in rows))
+    shared = Axis(title="shared beginning", unit="tokens", ticks=lengths)
     names = {True: "blocks shared", False: "not shared"}
 
     def series(value: str, unit: float) -> tuple[Series, ...]:

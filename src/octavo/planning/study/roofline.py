@@ -40,7 +40,7 @@ class Size:
 
 
 FULL = Size((1, 2, 4, 8, 16, 32, 64), 256, 256, 2)
-QUICK = Size((1, 8, 64), 64, 64, 1)
+QUICK = Size((1, 8, 64), 64, 64, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,11 @@ class Point:
     def intensity(self) -> float:
         """Flops per byte."""
         return self.flops / self.num_bytes
+
+    @property
+    def is_product(self) -> bool:
+        """Whether its speed depends on a format."""
+        return self.operation.startswith(("Linear", "Attention"))
 
     @property
     def rate(self) -> float:
@@ -177,7 +182,7 @@ def _figure(title: str, points: Sequence[Point], machine: Machine) -> Figure:
     computing = [point for point in points if point.flops]
     intensities = [point.intensity for point in computing]
     low, high = min(intensities) / 2, 2 * max(intensities)
-    forms = sorted({point.form for point in computing})
+    forms = sorted({point.form for point in computing if point.is_product})
     names = dict.fromkeys(point.operation for point in computing)
     return Figure(
         title=title,
@@ -237,7 +242,7 @@ def _table(points: Sequence[Point]) -> Table:
             (
                 "prompt" if point.batch is None else f"batch {point.batch}",
                 point.operation,
-                point.form,
+                point.form if point.is_product else "",
                 point.count,
                 1e6 * point.seconds,
                 point.flops / 1e6,
