@@ -54,3 +54,25 @@ def test_every_operation_but_the_draw_is_timed() -> None:
     assert len(seconds) == len(kinds) - kinds.count("Split") - 1
     assert all(each >= 0 for each in seconds)
     assert sum(seconds) > 0
+
+
+@needs_library
+def test_timing_operations_leaves_the_same_pages_as_the_step() -> None:
+    blocks = range(num_blocks(MIXED, 32))
+    with real() as bench:
+        executor = bench.executor
+        batch = step_of(MIXED, executor.block_size)
+        executor.submit(batch).result()
+        expected = executor.export_blocks(blocks)
+    with real() as bench:
+        assert bench.executor.export_blocks(blocks) != expected
+        bench.executor.time_operations(batch)  # type: ignore[attr-defined]
+        assert bench.executor.export_blocks(blocks) == expected
+
+
+@needs_library
+def test_timing_a_step_beyond_the_pool_is_refused() -> None:
+    with real() as bench:
+        batch = step_of([Chunk(1, 1000)] * 5, bench.executor.block_size)
+        with pytest.raises(ValueError, match="block"):
+            bench.executor.time_operations(batch)  # type: ignore[attr-defined]

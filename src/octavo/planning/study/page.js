@@ -21,6 +21,12 @@ function coloured(trace, number, guideNumber, palette, soft) {
   };
 }
 
+// On a narrow screen, an axis over many powers of ten is marked at these alone.
+function thinned(axis, numbers) {
+  const isLong = axis.dtick === "D2" && Math.max(...numbers) > 300 * Math.min(...numbers);
+  return narrow.matches && isLong ? { ...axis, dtick: 1 } : axis;
+}
+
 function draw(plot) {
   const { data, layout } = JSON.parse(plot.querySelector("script").textContent);
   const style = getComputedStyle(document.documentElement);
@@ -34,7 +40,7 @@ function draw(plot) {
   });
   const rows = layout.showlegend ? Math.ceil(traces.length / (narrow.matches ? 1 : 2)) : 0;
   const full = {
-    ...layout, xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
+    ...layout, xaxis: axis(thinned(layout.xaxis, data.flatMap(({ x }) => x))), yaxis: axis(layout.yaxis),
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: ink, size: narrow.matches ? 12 : 13, family: getComputedStyle(document.body).fontFamily },
     margin: { l: 10, r: 14, t: 14, b: 10 },

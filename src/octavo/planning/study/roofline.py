@@ -230,7 +230,7 @@ def _table(points: Sequence[Point]) -> Table:
             "step",
             "operation",
             "format",
-            "layers",
+            "how many",
             "time (us)",
             "MFLOP",
             "MB",
