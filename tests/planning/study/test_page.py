@@ -137,6 +137,7 @@ _AXES = """[...document.querySelectorAll(".js-plotly-plot")].map((plot) => ({
   points: plot.querySelectorAll(".scatterlayer path, .barlayer path").length,
   wide: plot.getBoundingClientRect().width,
   ink: plot.querySelector(".xtitle").style.fill,
+  colour: plot.querySelector(".scatterlayer .point, .barlayer .point path")?.style.fill,
   outside: [...plot.querySelectorAll(".xtitle, .ytitle, .legend")].filter((part) => {
     const box = part.getBoundingClientRect(), all = plot.getBoundingClientRect();
     return box.left < all.left - 1 || box.right > all.right + 1
@@ -177,4 +178,5 @@ def test_chromium_draws_every_figure_in_light_dark_and_on_a_phone(
             assert plot["wide"] <= wide
     (light, *_), (dark, *_), (_, phone_width, _) = seen
     assert light[0]["ink"] != dark[0]["ink"]
+    assert light[0]["colour"] != dark[0]["colour"]
     assert phone_width == 390  # nothing makes a phone scroll sideways

@@ -46,7 +46,7 @@ class Size:
 
 
 FULL = Size((4, 8, 16), 3, 8, 48)
-QUICK = Size((2, 4), 3, 8, 24)
+QUICK = Size((4, 8), 3, 8, 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

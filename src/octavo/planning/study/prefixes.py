@@ -42,7 +42,7 @@ class Size:
         return tuple(p for p in self.prefixes if p + self.num_own + self.num_output <= max_tokens)
 
 
-FULL = Size((0, 64, 192, 448), 4, 16, 8)
+FULL = Size((0, 64, 128, 320), 4, 16, 8)
 QUICK = Size((0, 64, 128), 3, 8, 2)
 
 
