@@ -16,49 +16,30 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paging_runs import (
-    STEP_SECONDS,
-    Arrival,
-    ContiguousMemory,
-    PagedMemory,
-    Usage,
-    decode_times,
-    endless_share,
-    first,
-    read_azure,
-    read_mooncake,
-    run,
-)
+from paging_runs import decode_times, endless_share
 
 from octavo.core.scheduler import Scheduler
+from octavo.planning.load.traces import TraceLine, read_trace
 from octavo.planning.machine import describe_machine
+from octavo.planning.study.paging import FINAL, LONGEST, build_memory
+from octavo.planning.study.traffic import STEP_SECONDS, PagedMemory, Usage, run
 
 HERE = Path(__file__).resolve().parent
-LONGEST = 14_050  # the longest prompt of the Azure trace
+LONGEST_BUFFER = 14_050 + 39  # the longest prompt of the Azure trace, and its answer
 POOLS = (250_000, 1_000_000, 4_000_000)
 BLOCK_SIZES = (16, 32, 128)
 BATCHES = (8, 64, 512, 4096)
 Row = dict[str, Any]
 
 
-def build_memory(kind: str, num_slots: int) -> PagedMemory | ContiguousMemory:
-    """Build what `kind` names: "blocks of 32", "final length" or "longest length"."""
-    if kind.startswith("blocks of "):
-        size = int(kind.removeprefix("blocks of "))
-        # The Azure trace has lengths only, so nothing could be shared.
-        return PagedMemory(num_slots // size, size, enable_prefix_caching=False)
-    # The longest buffer has to hold the longest prompt's answer too.
-    return ContiguousMemory(num_slots, None if kind == "final length" else LONGEST + 39)
-
-
-def azure_row(kind: str, pool: int, arrivals: list[Arrival], *, as_backlog: bool) -> Row:
+def azure_row(kind: str, pool: int, lines: list[TraceLine], *, as_backlog: bool) -> Row:
     """Serve the Azure trace once and return its row of tables (a) and (b)."""
     scheduler = Scheduler(
-        build_memory(kind, pool),  # type: ignore[arg-type]
+        build_memory(kind, pool, LONGEST_BUFFER),  # type: ignore[arg-type]
         max_num_batched_tokens=65_536 if as_backlog else 2048,
         max_num_seqs=8192 if as_backlog else 256,
     )
-    usage: Usage = run(scheduler, arrivals, as_backlog=as_backlog)
+    usage: Usage = run(scheduler, lines, as_backlog=as_backlog)
     return {
         "table": "b" if as_backlog else "a",
         "pool": pool,
@@ -71,27 +52,27 @@ def azure_row(kind: str, pool: int, arrivals: list[Arrival], *, as_backlog: bool
         "most_allocated": usage.most_allocated,
         "num_steps": usage.num_steps,
         "num_preemptions": scheduler.counters.num_preemptions,
-        "num_requests": len(arrivals),
+        "num_requests": len(lines),
     }
 
 
-def mooncake_row(pool: int, block_size: int, arrivals: list[Arrival]) -> Row:
+def mooncake_row(pool: int, block_size: int, lines: list[TraceLine]) -> Row:
     """Serve the Mooncake trace once and return its row of table (c)."""
     blocks = PagedMemory(pool // block_size, block_size)
     scheduler = Scheduler(blocks, max_num_batched_tokens=2048, max_num_seqs=256)
-    usage = run(scheduler, arrivals, as_backlog=False, measure=False)
+    usage = run(scheduler, lines, as_backlog=False, measure=False)
     counters = scheduler.counters
     return {
         "table": "c",
         "pool": pool,
         "memory": f"blocks of {block_size}",
         "served": counters.num_reused_tokens / counters.num_prompt_tokens,
-        "endless": endless_share(arrivals),
+        "endless": endless_share(lines),
         "running": usage.mean_running,
         "num_steps": usage.num_steps,
         "num_preemptions": counters.num_preemptions,
         "num_evicted": blocks.num_evicted,
-        "num_requests": len(arrivals),
+        "num_requests": len(lines),
     }
 
 
@@ -117,11 +98,11 @@ def collect(traces: Path, tables: str, *, quick: bool, full: bool) -> list[Row]:
         print(f"[{time.perf_counter() - started:6.1f} s] {label}", file=sys.stderr, flush=True)
 
     pools = POOLS[:1] if quick else POOLS
-    kinds = [*(f"blocks of {size}" for size in BLOCK_SIZES), "final length", "longest length"]
+    kinds = [*(f"blocks of {size}" for size in BLOCK_SIZES), FINAL, LONGEST]
     if "d" in tables:
         for num_seqs in BATCHES[:2] if quick else BATCHES:
             note(decode_row(num_seqs, 3 if quick else 7), f"(d) {num_seqs} sequences decode")
-    azure = first(read_azure(traces / "azure_conv.csv"), 1000 if quick else None)
+    azure = read_trace(traces / "azure_conv.csv")[: 1000 if quick else None]
     if "a" in tables:
         for kind in kinds:
             # By its own clock the trace needs less than the middle pool: one pool stands for all.
@@ -134,9 +115,7 @@ def collect(traces: Path, tables: str, *, quick: bool, full: bool) -> list[Row]:
                 row = azure_row(kind, pool, azure, as_backlog=True)
                 note(row, f"(b) backlog, {pool:,} slots, {kind}")
     if "c" in tables:
-        mooncake = first(
-            read_mooncake(traces / "mooncake_conversation.jsonl"), 500 if quick else None
-        )
+        mooncake = read_trace(traces / "mooncake_conversation.jsonl")[: 500 if quick else None]
         for pool in pools:
             note(mooncake_row(pool, 32, mooncake), f"(c) shared prefixes, {pool:,} slots")
         # Large enough to evict nothing; large blocks only to keep the benchmark itself small.

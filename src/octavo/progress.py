@@ -57,3 +57,47 @@ class GenerationProgress:
         """Leave the terminal as it was."""
         if self._progress is not None:
             self._progress.stop()
+
+
+class WorkProgress:
+    """A bar over work of many kinds. Elsewhere than on a terminal, a line for each kind."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TaskProgressColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._console = Console(stderr=True)
+        self._name = ""
+        self._progress = Progress(
+            TextColumn("{task.description:24}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=1.0)
+
+    def __enter__(self) -> "WorkProgress":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leave the terminal as it was."""
+        self._progress.stop()
+
+    def show(self, name: str, share: float) -> None:
+        """Tell what runs now, and the share of all work that is done."""
+        if name and name != self._name and not self._console.is_terminal:
+            self._console.print(f"{name} ...", markup=False, highlight=False)
+        self._name = name
+        self._progress.update(self._task, description=name, completed=share)

@@ -18,6 +18,7 @@ from octavo.cli.settings import (
     SAMPLING_OPTIONS,
     SERVED_ENGINE_OPTIONS,
     SERVER_OPTIONS,
+    STUDIED_ENGINE_OPTIONS,
     Command,
     with_options,
 )
@@ -252,6 +253,29 @@ def plan(
         verify=verify,
     )
     run_plan({"model": model, **engine}, machine, memory_gib, asked, as_json=as_json)
+
+
+@app.command(cls=Command)
+@with_options(("engine", STUDIED_ENGINE_OPTIONS))
+def study(
+    engine: dict[str, Any],
+    model: ModelArgument = DEFAULT_MODEL,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where the page is written.")
+    ] = Path("study.html"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Smaller experiments: rougher figures, in seconds.")
+    ] = False,
+) -> None:
+    """Run seven experiments on this machine, and write one page that shows them.
+
+    They concern the KV cache, the roofline, paging, batching, shared prefixes, chunked prefill, and
+    how well steps are predicted. Each has plots, a sentence of what they show and its numbers; the
+    sentences go to standard output too. A page of an earlier study is replaced, another file not.
+    """
+    from octavo.cli.study import run_study_command
+
+    run_study_command({"model": model, **engine}, output, is_quick=quick)
 
 
 @app.command(cls=Command)

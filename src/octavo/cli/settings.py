@@ -92,6 +92,10 @@ _PLANNED = frozenset(
 )
 PLANNED_ENGINE_OPTIONS = tuple(o for o in SERVED_ENGINE_OPTIONS if o.name in _PLANNED)
 
+# What the experiments of a study do not change themselves.
+_STUDIED = frozenset({"quantization", "weight_scales", "kv_cache_dtype", "block_size"})
+STUDIED_ENGINE_OPTIONS = tuple(o for o in SERVED_ENGINE_OPTIONS if o.name in _STUDIED)
+
 
 class Command(TyperCommand):
     """A command whose help lists its options by group, with their whole names."""

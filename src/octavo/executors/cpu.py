@@ -167,6 +167,20 @@ class CPUExecutor:
             future.set_exception(error)
         return future
 
+    def time_operations(self, batch: Batch) -> list[float]:
+        """Run the step an operation at a time and return the seconds of each, without the draw.
+
+        They stand in the order of the program, whose `Split`s are no operations here.
+        """
+        self._limits.check(batch)
+        self._copy_blocks(batch)
+        arrays, sizes = _arrays(batch, batch.logit_rows)
+        moments = [self._clock()]
+        for index in range(self._num_operations - 1):
+            self._tape.run(arrays, sizes, index, index + 1)
+            moments.append(self._clock())
+        return np.diff(moments).tolist()
+
     def logits(self, batch: Batch) -> Floats:
         """Run the step and return the logits of `batch.logit_rows`, (R, vocab_size)."""
         out = np.empty((len(batch.logit_rows), self.program.vocab_size), np.float32)

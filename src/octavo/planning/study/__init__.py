@@ -1,0 +1,1 @@
+"""Experiments on this machine, and the page that shows them."""
