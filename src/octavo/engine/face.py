@@ -28,7 +28,7 @@ class Chat:
     def __init__(self, tokenizer: Tokenizer | None, override: str | None) -> None:
         self._tokenizer = tokenizer
         self._override = override
-        self._compiled: dict[bool, ChatTemplate] = {}
+        self._compiled: dict[bool, "ChatTemplate"] = {}
 
     @property
     def has_template(self) -> bool:
@@ -60,7 +60,7 @@ class Chat:
         """Return the template's Jinja text, or None where there is none."""
         return self._template(None, with_tools).source if self.has_template else None
 
-    def _template(self, own: str | None, with_tools: bool) -> ChatTemplate:
+    def _template(self, own: str | None, with_tools: bool) -> "ChatTemplate":
         if self._tokenizer is None:
             raise ChatTemplateError("This model came without a tokenizer, so it cannot chat.")
         # Imported late: it brings Jinja, and the process that computes renders no chat.
