@@ -73,20 +73,11 @@ struct Segment {
 template <class Element, int R>
 void score_tile(const float* q, int dims, const Element* keys, float* scores) {
     Part even[R][PARTS] = {}, odd[R][PARTS] = {};
-    for (int d = 0; d < dims; d += 2, keys += 2 * LANES) {
-        UNROLL for (int part = 0; part < PARTS; ++part) {
-            Part first, second, a, b;
-            load_pairs(keys + 2 * PART * part, first, second);
-            UNROLL for (int r = 0; r < R; ++r) {
-                splat_to(a, q[r * dims + d]), splat_to(b, q[r * dims + d + 1]);
-                even[r][part] = fma(a, first, even[r][part]);
-                odd[r][part] = fma(b, second, odd[r][part]);
-            }
-        }
-    }
-    UNROLL for (int r = 0; r < R; ++r)
-        UNROLL for (int part = 0; part < PARTS; ++part)
-            store(scores + r * SEGMENT + part * PART, even[r][part] + odd[r][part]);
+    for (int d = 0; d < dims; d += 2, keys += 2 * LANES)
+        add_products<R>(even, odd, keys, true, [&](int r) INLINED { return q + r * dims + d; });
+    each<R>([&]<int r>() INLINED {
+        each<PARTS>([&]<int p>() INLINED { store(scores + r * SEGMENT + p * PART, even[r][p] + odd[r][p]); });
+    });
 }
 
 // R rows of weights with 16 dims' values over a segment: a running sum over even positions, one over odd.
@@ -97,23 +88,14 @@ void value_tile(const Segment& segment, const float* weights, int dim, float* mi
     for (int at = 0; at < segment.length; at += block) {
         const Element* values = segment.values<Element>(at, dim);
         const int end = at + block < segment.length ? at + block : segment.length;
-        for (int s = at; s < end; s += 2, values += 2 * LANES) {
-            UNROLL for (int part = 0; part < PARTS; ++part) {
-                Part first, second, a, b;
-                load_pairs(values + 2 * PART * part, first, second);
-                // Beyond the context a page holds anything, NaN too: zero times it would not be zero.
-                if (s + 1 == end) second = Part{};
-                UNROLL for (int r = 0; r < R; ++r) {
-                    splat_to(a, weights[r * SEGMENT + s]), splat_to(b, weights[r * SEGMENT + s + 1]);
-                    even[r][part] = fma(a, first, even[r][part]);
-                    odd[r][part] = fma(b, second, odd[r][part]);
-                }
-            }
-        }
+        // Beyond the context a page holds anything, NaN too: zero times it would not be zero.
+        for (int s = at; s < end; s += 2, values += 2 * LANES)
+            add_products<R>(even, odd, values, s + 1 < end,
+                            [&](int r) INLINED { return weights + r * SEGMENT + s; });
     }
-    UNROLL for (int r = 0; r < R; ++r)
-        UNROLL for (int part = 0; part < PARTS; ++part)
-            store(mixed + r * stride + dim + part * PART, even[r][part] + odd[r][part]);
+    each<R>([&]<int r>() INLINED {
+        each<PARTS>([&]<int p>() INLINED { store(mixed + r * stride + dim + p * PART, even[r][p] + odd[r][p]); });
+    });
 }
 
 // --- softmax, whatever computes the tiles ------------------------------------------------------------
