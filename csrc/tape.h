@@ -48,11 +48,13 @@ class Tape {
 
   private:
     void count(const Operation& op, const Step& step, int rows);
-    void execute(const Operation& op, const Step& step, int rows);
+    void run_row(const Operation& op, const Step& step, int row);
+    Activations activations(const Operation& op, int rows);
+    void prepare_row(const Operation& op, int rows, int row);
     void linear(const Operation& op, int rows);
     void attention(const Operation& op, const Step& step);
     const AttentionPlan& plan_of(const Operation& op, const Step& step);
-    void write_kv(const Operation& op, const Step& step);
+    void write_kv(const Operation& op, const Step& step, int row);
 
     // Call job(first, end) for slices of the rows, on all threads.
     template <class Job>
