@@ -23,6 +23,9 @@ bool share_preparation(Format a, Format b) {
     return is_channel(a) == is_channel(b) && (a == Format::bf16) == (b == Format::bf16);
 }
 
+// Beside each other, and so that the rows of a tile do not all fall into one set of the cache.
+int stride_of_halves(const Operation& op) { return 2 * PANEL * panels_of(op.matrices[0].outputs) + 32; }
+
 // Whether a row of the outputs is made of that row of the inputs alone, by one thread.
 bool is_by_row(const Operation& op) {
     return op.kind != Kind::linear && op.kind != Kind::attention && op.kind != Kind::sample;
@@ -47,6 +50,7 @@ void Tape::add(Operation operation) {
         at_least(shorts_, rows * groups * GROUP), at_least(group_sums_, rows * groups * 2);
         at_least(row_scales_, rows), at_least(row_sums_, rows);
         at_least(planes_, rows * 2 * 64 * ((groups + 1) / 2 + (groups + 31) / 32));
+        if (operation.is_gated) at_least(halves_, rows * stride_of_halves(operation));
     }
     if (operation.kind == Kind::select_rows) select_ = int(operations_.size());
     operations_.push_back(std::move(operation));
@@ -190,20 +194,34 @@ void Tape::linear(const Operation& op, int rows) {
     const Activations in = activations(op, rows);
     int num_panels = 0;
     for (const Matrix& matrix : op.matrices) num_panels += panels_of(matrix.outputs);
+    if (op.is_gated) num_panels /= 2;
     // In pairs, since tiles multiply two panels with the rows that they load.
     const int share = num_panels / (num_threads() * JOBS_PER_THREAD), per_job = share > 1 ? share / 2 * 2 : 1;
     pool_.phase(ceil_div(num_panels, per_job), [&](int64_t job) {
         int begin = int(job) * per_job, end = std::min(num_panels, begin + per_job), column = 0;
+        if (op.is_gated) return gated(op, in, begin, end);
         for (size_t i = 0; i < op.matrices.size(); ++i) {
             const Matrix& matrix = op.matrices[i];
             const int panels = panels_of(matrix.outputs);
             const int first = std::max(begin, 0), last = std::min(end, panels);
-            float* out = op.out.base + column;
-            if (first < last)
-                kernels_.product(matrix, in, rows, first, last, op.biases[i], out, op.out.stride);
+            const float* addend = op.y.base ? op.y.base + column : nullptr;
+            const Output to{op.biases[i], op.out.base + column, op.out.stride, addend, op.y.stride};
+            if (first < last) kernels_.product(matrix, in, rows, first, last, to);
             begin -= panels, end -= panels, column += matrix.outputs;
         }
     });
+}
+
+// The panels [first, end) of both matrices, and what becomes of them.
+void Tape::gated(const Operation& op, const Activations& in, int first, int end) {
+    const int outputs = op.matrices[0].outputs, stride = stride_of_halves(op);
+    float* const halves[] = {halves_.data(), halves_.data() + panels_of(outputs) * PANEL};
+    for (int i = 0; i < 2; ++i)
+        kernels_.product(op.matrices[i], in, in.count, first, end, {op.biases[i], halves[i], stride, nullptr, 0});
+    const int column = first * PANEL, width = std::min(end * PANEL, outputs) - column;
+    for (int64_t row = 0; row < in.count; ++row)
+        kernels_.gated_activation(halves[0] + row * stride + column, halves[1] + row * stride + column,
+                                  op.out.row(row) + column, width, op.gate);
 }
 
 void Tape::write_kv(const Operation& op, const Step& step, int row) {

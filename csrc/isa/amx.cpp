@@ -58,8 +58,7 @@ void add_groups(const Unpacked& weights, const Activations& rows, int64_t at, in
 }
 
 template <Format format>
-void group_tiles(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
-                 float* out, int stride) {
+void group_tiles(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const Output& to) {
     const TileScope scope(HALF);
     Unpacked weights;
     Part sums[BLOCK_ROWS];
@@ -74,7 +73,7 @@ void group_tiles(const Matrix& m, const Activations& rows, int num_rows, int fir
                     add_groups<format>(weights, rows, rows.tile(begin + row, g), groups, g == 0, sums + row);
             }
             for (int row = 0; row < block; ++row)
-                store_outputs(sums + row, bias, out + int64_t(begin + row) * stride, panel * LANES, m.outputs);
+                store_outputs(sums + row, to, begin + row, panel, m.outputs);
         }
     }
 }
@@ -101,7 +100,7 @@ void amx_prepare_row(Format format, const Activations& rows, int row) {
 // Rows [row, row + count), at most 16 N, with `columns` panels from `panel` on.
 template <int N>
 void bf16_strip(const Matrix& m, const Activations& rows, int row, int count, int panel, int columns,
-                const float* bias, float* out, int stride) {
+                const Output& to) {
     alignas(64) float sums[N * TILE * 4 / N * LANES];
     alignas(64) Operand tail;
     const int64_t bytes = octavo::panel_bytes(Format::bf16, m.inputs);
@@ -120,13 +119,12 @@ void bf16_strip(const Matrix& m, const Activations& rows, int row, int count, in
         for (int c = 0; c < columns; ++c) {
             Part sum;
             load_to(sum, sums + (r * (4 / N) + c) * LANES);
-            store_outputs(&sum, bias, out + int64_t(row + r) * stride, (panel + c) * LANES, m.outputs);
+            store_outputs(&sum, to, row + r, panel + c, m.outputs);
         }
     }
 }
 
-void bf16_tiles(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
-                float* out, int stride) {
+void bf16_tiles(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const Output& to) {
     const TileScope scope(WHOLE);
     const int columns = num_rows <= TILE ? 4 : 2;
     for (int panel = first; panel < end; panel += columns) {
@@ -134,20 +132,19 @@ void bf16_tiles(const Matrix& m, const Activations& rows, int num_rows, int firs
         for (int row = 0; row < num_rows; row += 2 * TILE) {
             const int count = num_rows - row < 2 * TILE ? num_rows - row : 2 * TILE;
             const auto strip = count <= TILE ? bf16_strip<1> : bf16_strip<2>;
-            strip(m, rows, row, count, panel, panels, bias, out, stride);
+            strip(m, rows, row, count, panel, panels, to);
         }
     }
 }
 
-void amx_product(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
-                 float* out, int stride) {
-    if (octavo::is_channel(m.format)) return amx_channel_product(m, rows, num_rows, first, end, bias, out, stride);
+void amx_product(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const Output& to) {
+    if (octavo::is_channel(m.format)) return amx_channel_product(m, rows, num_rows, first, end, to);
     const int rest = num_rows % TILE < MIN_ROWS ? num_rows % TILE : 0, tiled = num_rows - rest;
-    if (m.format == Format::bf16) return bf16_tiles(m, rows, num_rows, first, end, bias, out, stride);
+    if (m.format == Format::bf16) return bf16_tiles(m, rows, num_rows, first, end, to);
     const auto tiles = m.format == Format::int8_group ? group_tiles<Format::int8_group>
                                                       : group_tiles<Format::int4_group>;
-    if (tiled) tiles(m, rows, tiled, first, end, bias, out, stride);
-    if (rest) product_from(tiled, m, rows, num_rows, first, end, bias, out, stride);
+    if (tiled) tiles(m, rows, tiled, first, end, to);
+    if (rest) product_from(tiled, m, rows, num_rows, first, end, to);
 }
 
 }  // namespace

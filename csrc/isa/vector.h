@@ -146,7 +146,7 @@ INLINE IntPart add_pairs(IntPart sums, IntPart a, IntPart b) {
 #if defined(__AVX512F__)
     return (IntPart)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
-    return (IntPart)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16((__m256i)a, (__m256i)b));
+    return in_register((IntPart)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16((__m256i)a, (__m256i)b)));
 #else
     return sums + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
