@@ -107,6 +107,9 @@ void Tape::count(const Operation& op, const Step& step, int rows) {
             c.weights += int64_t(rows) * panel_bytes(op.matrices[0].format, op.matrices[0].inputs) / PANEL;
             return;
         case Kind::linear:
+            if (op.y.base) c.flops += int64_t(rows) * op.out.width;
+            // As program/ops.py prices an activation, of SiLU and of GELU.
+            if (op.is_gated) c.flops += int64_t(rows) * op.out.width * (op.gate == 0 ? 5 : 10);
             for (size_t i = 0; i < op.matrices.size(); ++i) {
                 const Matrix& m = op.matrices[i];
                 const int64_t biases = op.biases[i] ? m.outputs : 0;
