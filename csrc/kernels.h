@@ -33,6 +33,15 @@ struct Activations {
     int64_t tile(int64_t row, int group) const { return ((row / 16) * groups + group) * 16 + row % 16; }
 };
 
+// Where the columns of a product go: out[row][column] = sum + bias[column] + addend[row][column]; both may be null.
+struct Output {
+    const float* bias;
+    float* out;
+    int32_t stride;
+    const float* addend;
+    int32_t addend_stride;
+};
+
 // Positions are attended to in segments at absolute multiples of 256, one after the other.
 constexpr int SEGMENT = 256;
 
@@ -81,9 +90,9 @@ struct Kernels {
                  int head_dim);
     // Prepare a row for products with weights of this format.
     void (*prepare_row)(Format format, const Activations& rows, int row);
-    // out[row][16 panel + lane] for rows [0, num_rows) and panels [first, end); bias may be null.
+    // Columns 16 panel + lane of rows [0, num_rows), for panels [first, end).
     void (*product)(const Matrix& matrix, const Activations& rows, int num_rows, int first, int end,
-                    const float* bias, float* out, int stride);
+                    const Output& to);
     void (*write_kv)(const float* k, const float* v, uint8_t* page, int slot, const Pages& pages);
     void (*attention)(const AttentionJob& job, const Pages& pages);
     // Merge the parts of a row at `position`, left to right, into out[head * head_dim + dim].

@@ -113,6 +113,7 @@ NB_MODULE(_octavo, m) {
         .def_rw("gate", &Operation::gate)
         .def_rw("eps", &Operation::eps)
         .def_rw("scale", &Operation::scale)
+        .def_rw("is_gated", &Operation::is_gated)
         .def("set_weight", [](Operation& op, uint64_t address) { op.weight = pointer<const float>(address); })
         .def("set_sines", [](Operation& op, uint64_t address) { op.sines = pointer<const float>(address); })
         .def("set_biases", [](Operation& op, const std::vector<uint64_t>& addresses) {

@@ -42,6 +42,7 @@ struct Operation {
     std::vector<const float*> biases;  // parallel to matrices; may be null
     int32_t heads = 1, kv_heads = 1, head_dim = 0, layer = 0, window = 0, gate = 0;
     float eps = 0, scale = 1;
+    bool is_gated = false;  // a linear of two matrices: out = gate(the first's columns) * the second's
 };
 
 class Draws;

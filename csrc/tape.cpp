@@ -9,7 +9,7 @@ namespace octavo {
 
 namespace {
 
-// Rows per job of what works row by row.
+// Rows per job of what works row by row, at most.
 constexpr int ROWS_PER_JOB = 8;
 // Jobs per thread in a product: enough that no thread waits long for the last one.
 constexpr int JOBS_PER_THREAD = 6;
@@ -21,6 +21,14 @@ constexpr Format PREPARED_AS[] = {Format::bf16, Format::int8, Format::int8_group
 
 bool share_preparation(Format a, Format b) {
     return is_channel(a) == is_channel(b) && (a == Format::bf16) == (b == Format::bf16);
+}
+
+// Beside each other, and so that the rows of a tile do not all fall into one set of the cache.
+int stride_of_halves(const Operation& op) { return 2 * PANEL * panels_of(op.matrices[0].outputs) + 32; }
+
+// Whether a row of the outputs is made of that row of the inputs alone, by one thread.
+bool is_by_row(const Operation& op) {
+    return op.kind != Kind::linear && op.kind != Kind::attention && op.kind != Kind::sample;
 }
 
 template <class T>
@@ -42,6 +50,7 @@ void Tape::add(Operation operation) {
         at_least(shorts_, rows * groups * GROUP), at_least(group_sums_, rows * groups * 2);
         at_least(row_scales_, rows), at_least(row_sums_, rows);
         at_least(planes_, rows * 2 * 64 * ((groups + 1) / 2 + (groups + 31) / 32));
+        if (operation.is_gated) at_least(halves_, rows * stride_of_halves(operation));
     }
     if (operation.kind == Kind::select_rows) select_ = int(operations_.size());
     operations_.push_back(std::move(operation));
@@ -49,10 +58,23 @@ void Tape::add(Operation operation) {
 
 void Tape::run(const Step& step, int first, int end) {
     plans_.clear();
-    for (int i = first; i < end; ++i) {
-        const int rows = i > select_ ? step.num_logit_rows : step.num_rows;
-        count(operations_[i], step, rows);
-        execute(operations_[i], step, rows);
+    for (int i = first; i < end;) {
+        const int begin = i, rows = begin >= select_ ? step.num_logit_rows : step.num_rows;
+        while (i < end && is_by_row(operations_[i]) && (i == begin || i != select_)) ++i;
+        const Operation* whole = i < end && i != select_ ? &operations_[i] : nullptr;
+        const Operation* product = whole && whole->kind == Kind::linear ? whole : nullptr;
+        for (int each = begin; each < i + (whole ? 1 : 0); ++each) count(operations_[each], step, rows);
+        if (i > begin || product) {
+            over_rows(rows, [&](int row) {
+                for (int each = begin; each < i; ++each) run_row(operations_[each], step, row);
+                if (product) prepare_row(*product, rows, row);
+            });
+        }
+        if (!whole) continue;
+        if (product) linear(*product, rows);
+        if (whole->kind == Kind::attention) attention(*whole, step);
+        if (whole->kind == Kind::sample) sampler_.run(*step.draws, whole->x, step.first_logit_row, rows);
+        ++i;
     }
 }
 
@@ -69,9 +91,10 @@ void Tape::run_sliced(const Step& step, int head_rows) {
 
 template <class Job>
 void Tape::over_rows(int rows, Job&& job) {
-    pool_.phase(ceil_div(rows, ROWS_PER_JOB), [&](int64_t index) {
-        const int first = int(index) * ROWS_PER_JOB;
-        for (int row = first; row < std::min(rows, first + ROWS_PER_JOB); ++row) job(row);
+    const int per_job = std::clamp(rows / (num_threads() * 2), 1, ROWS_PER_JOB);
+    pool_.phase(ceil_div(rows, per_job), [&](int64_t index) {
+        const int first = int(index) * per_job;
+        for (int row = first; row < std::min(rows, first + per_job); ++row) job(row);
     });
 }
 
@@ -84,6 +107,9 @@ void Tape::count(const Operation& op, const Step& step, int rows) {
             c.weights += int64_t(rows) * panel_bytes(op.matrices[0].format, op.matrices[0].inputs) / PANEL;
             return;
         case Kind::linear:
+            if (op.y.base) c.flops += int64_t(rows) * op.out.width;
+            // As program/ops.py prices an activation, of SiLU and of GELU.
+            if (op.is_gated) c.flops += int64_t(rows) * op.out.width * (op.gate == 0 ? 5 : 10);
             for (size_t i = 0; i < op.matrices.size(); ++i) {
                 const Matrix& m = op.matrices[i];
                 const int64_t biases = op.biases[i] ? m.outputs : 0;
@@ -109,103 +135,106 @@ void Tape::count(const Operation& op, const Step& step, int rows) {
     }
 }
 
-void Tape::execute(const Operation& op, const Step& step, int rows) {
+void Tape::run_row(const Operation& op, const Step& step, int row) {
     const Kernels& k = kernels_;
     switch (op.kind) {
-        case Kind::embed:
-            over_rows(rows, [&](int row) {
-                float* out = op.out.row(row);
-                unpack_row(op.matrices[0], step.token_ids[row], out);
-                if (op.scale != 1)
-                    for (int i = 0; i < op.out.width; ++i) out[i] *= op.scale;
-            });
+        case Kind::embed: {
+            float* out = op.out.row(row);
+            unpack_row(op.matrices[0], step.token_ids[row], out);
+            if (op.scale != 1)
+                for (int i = 0; i < op.out.width; ++i) out[i] *= op.scale;
             return;
-        case Kind::rms_norm:
-            over_rows(rows, [&](int row) {
-                const int width = op.x.width / op.heads;
-                for (int h = 0; h < op.heads; ++h)
-                    k.rms_norm(op.x.row(row) + h * width, op.weight, op.out.row(row) + h * width, width, op.eps);
-            });
+        }
+        case Kind::rms_norm: {
+            const int width = op.x.width / op.heads;
+            for (int h = 0; h < op.heads; ++h)
+                k.rms_norm(op.x.row(row) + h * width, op.weight, op.out.row(row) + h * width, width, op.eps);
             return;
+        }
         case Kind::add_rms_norm:
-            over_rows(rows, [&](int row) {
-                k.add(op.x.row(row), op.y.row(row), op.total.row(row), op.x.width);
-                k.rms_norm(op.total.row(row), op.weight, op.out.row(row), op.x.width, op.eps);
-            });
+            k.add(op.x.row(row), op.y.row(row), op.total.row(row), op.x.width);
+            k.rms_norm(op.total.row(row), op.weight, op.out.row(row), op.x.width, op.eps);
             return;
-        case Kind::linear:
-            linear(op, rows);
+        case Kind::rope: {
+            const int64_t at = int64_t(step.positions[row]) * (op.head_dim / 2);
+            k.rope(op.x.row(row), op.weight + at, op.sines + at, op.out.row(row), op.heads, op.head_dim);
             return;
-        case Kind::rope:
-            over_rows(rows, [&](int row) {
-                const int64_t at = int64_t(step.positions[row]) * (op.head_dim / 2);
-                k.rope(op.x.row(row), op.weight + at, op.sines + at, op.out.row(row), op.heads, op.head_dim);
-            });
-            return;
+        }
         case Kind::write_kv:
-            write_kv(op, step);
-            return;
-        case Kind::attention:
-            attention(op, step);
+            write_kv(op, step, row);
             return;
         case Kind::gated_activation:
-            over_rows(rows, [&](int row) {
-                k.gated_activation(op.x.row(row), op.y.row(row), op.out.row(row), op.out.width, op.gate);
-            });
+            k.gated_activation(op.x.row(row), op.y.row(row), op.out.row(row), op.out.width, op.gate);
             return;
         case Kind::add:
-            over_rows(rows, [&](int row) {
-                k.add(op.x.row(row), op.y.row(row), op.out.row(row), op.out.width);
-            });
+            k.add(op.x.row(row), op.y.row(row), op.out.row(row), op.out.width);
             return;
         case Kind::select_rows:
-            over_rows(step.num_logit_rows, [&](int row) {
-                std::memcpy(op.out.row(row), op.x.row(step.logit_rows[row]), sizeof(float) * op.x.width);
-            });
+            std::memcpy(op.out.row(row), op.x.row(step.logit_rows[row]), sizeof(float) * op.x.width);
             return;
+        case Kind::linear:
+        case Kind::attention:
         case Kind::sample:
-            sampler_.run(*step.draws, op.x, step.first_logit_row, step.num_logit_rows);
-            return;
+            return;  // not by row
+    }
+}
+
+Activations Tape::activations(const Operation& op, int rows) {
+    return {op.x.base, op.x.stride, op.x.width, groups_of(op.x.width), values_.data(),
+            scales_.data(), sums_.data(), starts_.data(), rounded_.data(), rows, shorts_.data(),
+            group_sums_.data(), row_scales_.data(), row_sums_.data(), planes_.data()};
+}
+
+void Tape::prepare_row(const Operation& op, int rows, int row) {
+    for (const Format format : PREPARED_AS) {
+        auto needs = [=](const Matrix& matrix) { return share_preparation(matrix.format, format); };
+        if (std::any_of(op.matrices.begin(), op.matrices.end(), needs))
+            kernels_.prepare_row(format, activations(op, rows), row);
     }
 }
 
 void Tape::linear(const Operation& op, int rows) {
-    const Activations in{op.x.base, op.x.stride, op.x.width, groups_of(op.x.width), values_.data(),
-                         scales_.data(), sums_.data(), starts_.data(), rounded_.data(), rows, shorts_.data(),
-                         group_sums_.data(), row_scales_.data(), row_sums_.data(), planes_.data()};
-    for (const Format format : PREPARED_AS) {
-        auto needs = [=](const Matrix& matrix) { return share_preparation(matrix.format, format); };
-        if (std::any_of(op.matrices.begin(), op.matrices.end(), needs))
-            over_rows(rows, [&](int row) { kernels_.prepare_row(format, in, row); });
-    }
+    const Activations in = activations(op, rows);
     int num_panels = 0;
     for (const Matrix& matrix : op.matrices) num_panels += panels_of(matrix.outputs);
+    if (op.is_gated) num_panels /= 2;
     // In pairs, since tiles multiply two panels with the rows that they load.
     const int share = num_panels / (num_threads() * JOBS_PER_THREAD), per_job = share > 1 ? share / 2 * 2 : 1;
     pool_.phase(ceil_div(num_panels, per_job), [&](int64_t job) {
         int begin = int(job) * per_job, end = std::min(num_panels, begin + per_job), column = 0;
+        if (op.is_gated) return gated(op, in, begin, end);
         for (size_t i = 0; i < op.matrices.size(); ++i) {
             const Matrix& matrix = op.matrices[i];
             const int panels = panels_of(matrix.outputs);
             const int first = std::max(begin, 0), last = std::min(end, panels);
-            float* out = op.out.base + column;
-            if (first < last)
-                kernels_.product(matrix, in, rows, first, last, op.biases[i], out, op.out.stride);
+            const float* addend = op.y.base ? op.y.base + column : nullptr;
+            const Output to{op.biases[i], op.out.base + column, op.out.stride, addend, op.y.stride};
+            if (first < last) kernels_.product(matrix, in, rows, first, last, to);
             begin -= panels, end -= panels, column += matrix.outputs;
         }
     });
 }
 
-void Tape::write_kv(const Operation& op, const Step& step) {
-    over_rows(step.num_rows, [&](int row) {
-        const int32_t* starts = step.chunk_starts;
-        const int64_t chunk = std::upper_bound(starts, starts + step.num_chunks, row) - starts - 1;
-        const int position = step.positions[row];
-        const int block = step.block_tables[chunk * step.table_width + position / pages_.block_size];
-        for (int head = 0; head < pages_.kv_heads; ++head)
-            kernels_.write_kv(op.x.row(row) + head * pages_.head_dim, op.y.row(row) + head * pages_.head_dim,
-                              pages_.page(op.layer, block, head), position % pages_.block_size, pages_);
-    });
+// The panels [first, end) of both matrices, and what becomes of them.
+void Tape::gated(const Operation& op, const Activations& in, int first, int end) {
+    const int outputs = op.matrices[0].outputs, stride = stride_of_halves(op);
+    float* const halves[] = {halves_.data(), halves_.data() + panels_of(outputs) * PANEL};
+    for (int i = 0; i < 2; ++i)
+        kernels_.product(op.matrices[i], in, in.count, first, end, {op.biases[i], halves[i], stride, nullptr, 0});
+    const int column = first * PANEL, width = std::min(end * PANEL, outputs) - column;
+    for (int64_t row = 0; row < in.count; ++row)
+        kernels_.gated_activation(halves[0] + row * stride + column, halves[1] + row * stride + column,
+                                  op.out.row(row) + column, width, op.gate);
+}
+
+void Tape::write_kv(const Operation& op, const Step& step, int row) {
+    const int32_t* starts = step.chunk_starts;
+    const int64_t chunk = std::upper_bound(starts, starts + step.num_chunks, row) - starts - 1;
+    const int position = step.positions[row];
+    const int block = step.block_tables[chunk * step.table_width + position / pages_.block_size];
+    for (int head = 0; head < pages_.kv_heads; ++head)
+        kernels_.write_kv(op.x.row(row) + head * pages_.head_dim, op.y.row(row) + head * pages_.head_dim,
+                          pages_.page(op.layer, block, head), position % pages_.block_size, pages_);
 }
 
 const AttentionPlan& Tape::plan_of(const Operation& op, const Step& step) {

@@ -1,4 +1,8 @@
 // Runs a model, as a tape of operations, for one step at a time.
+//
+// What works row by row is one parallel region from one product or attention to the next, the quantising of a
+// product's rows included: ten regions in a layer of Llama (norm, QKV, rotations and pages, attention, rows of
+// its output, O, norm, gate and up, rows of what they give, down), where one for each operation would be 15.
 
 #pragma once
 
@@ -48,11 +52,14 @@ class Tape {
 
   private:
     void count(const Operation& op, const Step& step, int rows);
-    void execute(const Operation& op, const Step& step, int rows);
+    void run_row(const Operation& op, const Step& step, int row);
+    Activations activations(const Operation& op, int rows);
+    void prepare_row(const Operation& op, int rows, int row);
     void linear(const Operation& op, int rows);
+    void gated(const Operation& op, const Activations& in, int first, int end);
     void attention(const Operation& op, const Step& step);
     const AttentionPlan& plan_of(const Operation& op, const Step& step);
-    void write_kv(const Operation& op, const Step& step);
+    void write_kv(const Operation& op, const Step& step, int row);
 
     // Call job(first, end) for slices of the rows, on all threads.
     template <class Job>
@@ -74,6 +81,7 @@ class Tape {
     Lines<int16_t> shorts_, group_sums_;
     Lines<float> row_scales_;
     Lines<int8_t> planes_;
+    Lines<float> halves_;  // what a gated linear makes of its two matrices
     std::vector<AttentionPlan> plans_;  // of this step, for each window that the model has
     Lines<float> parts_;                // of one attention at a time
 };

@@ -15,37 +15,15 @@ namespace {
 
 // --- products with groups --------------------------------------------------------------------------
 //
-// A tile of 16 rows x one panel. Weights are unpacked to signed bytes once per panel and block of rows,
-// CHUNK groups at a time so that they stay in the first cache. Limit: the one vector port, which turns
+// A tile of 16 rows x one panel. Weights are unpacked to signed bytes once per panel and block of rows, 32
+// groups at a time so that they stay in the first cache. Limit: the one vector port, which turns
 // each group's sums into floats, 16 x 3 or 4 operations, where avx512 needs 16 x 11 or 12 on two.
 
-constexpr int BLOCK_ROWS = 128;
-constexpr int CHUNK = 32;
 // A tile with fewer rows is faster without AMX.
 constexpr int MIN_ROWS = 9;
 // What a tile stores cannot be read back at once, so group g is turned into floats while group g + AHEAD_BY
 // is multiplied.
 constexpr int AHEAD_BY = 4;
-
-struct Weights {
-    alignas(64) int8_t bytes[CHUNK][8 * 64];
-    Part scales[CHUNK], minima[CHUNK];
-};
-
-template <Format format>
-void unpack(const uint8_t* block, int groups, Weights& weights) {
-    for (int g = 0; g < groups; ++g, block += block_size(format)) {
-        prefetch(block + AHEAD, block_size(format));
-        UNROLL for (int i = 0; i < 8; ++i) {
-            WordPart bytes = four_weights<format>(block, i, 0);
-            if (format == Format::int8_group) bytes ^= 0x80808080u;
-            std::memcpy(weights.bytes[g] + 64 * i, &bytes, 64);
-        }
-        const auto* halves = (const uint16_t*)(block + scales_at(format));
-        weights.scales[g] = load_halves(halves);
-        if (format == Format::int4_group) weights.minima[g] = load_halves(halves + LANES);
-    }
-}
 
 // The dot products of 16 rows with a panel, over one group.
 INLINE void multiply(const int8_t* values, const int8_t* weights, int32_t* dots) {
@@ -58,17 +36,17 @@ INLINE void multiply(const int8_t* values, const int8_t* weights, int32_t* dots)
 
 // Add `groups` groups to the sums of 16 rows; their activations begin at `at`.
 template <Format format>
-void add_groups(const Weights& weights, const Activations& rows, int64_t at, int groups, bool is_first, Part* sums) {
+void add_groups(const Unpacked& weights, const Activations& rows, int64_t at, int groups, bool is_first, Part* sums) {
     alignas(64) int32_t dots[2 * AHEAD_BY][TILE * LANES];
     const int8_t* values = rows.values + at * GROUP;
     Part acc[TILE];
     UNROLL for (int r = 0; r < TILE; ++r) acc[r] = is_first ? Part{} : sums[r];
     for (int next = 0; next < groups + AHEAD_BY; ++next) {
         if (next < groups)
-            multiply(values + next * TILE * GROUP, weights.bytes[next], dots[next % (2 * AHEAD_BY)]);
+            multiply(values + next * TILE * GROUP, weights.bytes[next][0], dots[next % (2 * AHEAD_BY)]);
         const int g = next - AHEAD_BY;
         if (g < 0) continue;
-        const Part scale = weights.scales[g], minimum = weights.minima[g];
+        const Part scale = weights.scales[g][0], minimum = weights.minima[g][0];
         const int64_t row = at + TILE * g;
         UNROLL for (int r = 0; r < TILE; ++r) {
             IntPart dot;
@@ -80,53 +58,24 @@ void add_groups(const Weights& weights, const Activations& rows, int64_t at, int
 }
 
 template <Format format>
-void group_tiles(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
-                 float* out, int stride) {
+void group_tiles(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const Output& to) {
     const TileScope scope(HALF);
-    Weights weights;
+    Unpacked weights;
     Part sums[BLOCK_ROWS];
     for (int begin = 0; begin < num_rows; begin += BLOCK_ROWS) {
         const int block = num_rows - begin < BLOCK_ROWS ? num_rows - begin : BLOCK_ROWS;
         for (int panel = first; panel < end; ++panel) {
             const uint8_t* packed = m.panels + panel * octavo::panel_bytes(format, m.inputs);
-            for (int g = 0; g < rows.groups; g += CHUNK) {
-                const int groups = rows.groups - g < CHUNK ? rows.groups - g : CHUNK;
-                unpack<format>(packed + int64_t(g) * block_size(format), groups, weights);
+            for (int g = 0; g < rows.groups; g += Unpacked::GROUPS) {
+                const int groups = rows.groups - g < Unpacked::GROUPS ? rows.groups - g : Unpacked::GROUPS;
+                weights.unpack<format>(packed + int64_t(g) * block_size(format), groups);
                 for (int row = 0; row < block; row += TILE)
                     add_groups<format>(weights, rows, rows.tile(begin + row, g), groups, g == 0, sums + row);
             }
             for (int row = 0; row < block; ++row)
-                store_outputs(sums + row, bias, out + int64_t(begin + row) * stride, panel * LANES, m.outputs);
+                store_outputs(sums + row, to, begin + row, panel, m.outputs);
         }
     }
-}
-
-// --- bfloat16 ----------------------------------------------------------------------------------------
-
-// N x up to 4 / N tiles of products: 16 N rows, whose operands are a(n, k), with 16 columns each, whose
-// operands are b(column, k). Writes them to `out`; `stride` floats lie between rows.
-template <int N, class A, class B>
-INLINE void multiply_strip(A&& a, B&& b, int depth, int columns, float* out, int stride) {
-    auto column = [&]<int c>(int k) __attribute__((always_inline)) {
-        if (c >= columns) return;
-        load_tile<6 + c % 2>(b(c, k), 64);
-        add_bf16<c * N, 4, 6 + c % 2>();
-        if (N == 2) add_bf16<c * N + N - 1, 5, 6 + c % 2>();
-    };
-    auto write = [&]<int c>() __attribute__((always_inline)) {
-        if (c >= columns) return;
-        store_tile<c * N>(out + c * LANES, stride * 4l);
-        if (N == 2) store_tile<c * N + N - 1>(out + int64_t(TILE) * stride + c * LANES, stride * 4l);
-    };
-    clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
-    for (int k = 0; k < depth; ++k) {
-        load_tile<4>(a(0, k), 64);
-        if (N == 2) load_tile<5>(a(1, k), 64);
-        column.template operator()<0>(k), column.template operator()<1>(k);
-        if constexpr (N == 1) column.template operator()<2>(k), column.template operator()<3>(k);
-    }
-    write.template operator()<0>(), write.template operator()<1>();
-    if constexpr (N == 1) write.template operator()<2>(), write.template operator()<3>();
 }
 
 // --- products with bfloat16 --------------------------------------------------------------------------
@@ -151,7 +100,7 @@ void amx_prepare_row(Format format, const Activations& rows, int row) {
 // Rows [row, row + count), at most 16 N, with `columns` panels from `panel` on.
 template <int N>
 void bf16_strip(const Matrix& m, const Activations& rows, int row, int count, int panel, int columns,
-                const float* bias, float* out, int stride) {
+                const Output& to) {
     alignas(64) float sums[N * TILE * 4 / N * LANES];
     alignas(64) Operand tail;
     const int64_t bytes = octavo::panel_bytes(Format::bf16, m.inputs);
@@ -165,18 +114,17 @@ void bf16_strip(const Matrix& m, const Activations& rows, int row, int count, in
         return tail;
     };
     auto inputs = [&](int n, int k) { return rows.rounded + rows.tile(row + n * TILE, k) * GROUP; };
-    multiply_strip<N>(inputs, weights, rows.groups, columns, sums, 4 / N * LANES);
+    multiply_tiles<N, Kinds::bf16>(inputs, weights, rows.groups, columns, sums, 4 / N * LANES);
     for (int r = 0; r < count; ++r) {
         for (int c = 0; c < columns; ++c) {
             Part sum;
             load_to(sum, sums + (r * (4 / N) + c) * LANES);
-            store_outputs(&sum, bias, out + int64_t(row + r) * stride, (panel + c) * LANES, m.outputs);
+            store_outputs(&sum, to, row + r, panel + c, m.outputs);
         }
     }
 }
 
-void bf16_tiles(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
-                float* out, int stride) {
+void bf16_tiles(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const Output& to) {
     const TileScope scope(WHOLE);
     const int columns = num_rows <= TILE ? 4 : 2;
     for (int panel = first; panel < end; panel += columns) {
@@ -184,20 +132,19 @@ void bf16_tiles(const Matrix& m, const Activations& rows, int num_rows, int firs
         for (int row = 0; row < num_rows; row += 2 * TILE) {
             const int count = num_rows - row < 2 * TILE ? num_rows - row : 2 * TILE;
             const auto strip = count <= TILE ? bf16_strip<1> : bf16_strip<2>;
-            strip(m, rows, row, count, panel, panels, bias, out, stride);
+            strip(m, rows, row, count, panel, panels, to);
         }
     }
 }
 
-void amx_product(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
-                 float* out, int stride) {
-    if (octavo::is_channel(m.format)) return amx_channel_product(m, rows, num_rows, first, end, bias, out, stride);
+void amx_product(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const Output& to) {
+    if (octavo::is_channel(m.format)) return amx_channel_product(m, rows, num_rows, first, end, to);
     const int rest = num_rows % TILE < MIN_ROWS ? num_rows % TILE : 0, tiled = num_rows - rest;
-    if (m.format == Format::bf16) return bf16_tiles(m, rows, num_rows, first, end, bias, out, stride);
+    if (m.format == Format::bf16) return bf16_tiles(m, rows, num_rows, first, end, to);
     const auto tiles = m.format == Format::int8_group ? group_tiles<Format::int8_group>
                                                       : group_tiles<Format::int4_group>;
-    if (tiled) tiles(m, rows, tiled, first, end, bias, out, stride);
-    if (rest) product_from(tiled, m, rows, num_rows, first, end, bias, out, stride);
+    if (tiled) tiles(m, rows, tiled, first, end, to);
+    if (rest) product_from(tiled, m, rows, num_rows, first, end, to);
 }
 
 }  // namespace

@@ -45,13 +45,13 @@ void channel_planes(const Activations& rows, int row) {
     rows.row_scales[row] = channel_scale(rows, x);
     rows.row_sums[row] = quantize_channel(
         rows, x, rows.row_scales[row],
-        [&](int i, Floats v) __attribute__((always_inline)) {
+        [&](int i, Floats v) INLINED {
             const __m512i a = _mm512_cvtps_epi32((__m512)v);
             const __m512i h = _mm512_srai_epi32(_mm512_add_epi32(a, _mm512_set1_epi32(128)), 8);
             int8_t* to = plane(rows, row, i / DEPTH_BYTES) + i % DEPTH_BYTES;
             store_plane(to, h), store_plane(to + BLOCK_BYTES, a);  // of a the lowest byte, which is l
         },
-        [&](int g, int32_t sum) __attribute__((always_inline)) {
+        [&](int g, int32_t sum) INLINED {
             int8_t* to = plane(rows, row, num_blocks + g / GROUPS_PER_OFFSETS) + g % GROUPS_PER_OFFSETS * 2;
             const int8_t high = int8_t((sum + 128) >> 8);
             to[0] = high, to[BLOCK_BYTES] = int8_t(sum), to[BLOCK_BYTES + 1] = high;
@@ -70,9 +70,9 @@ struct Bytes {
             prefetch(packed + AHEAD, octavo::CHANNEL_INT4_BLOCK);
             int8_t* rows = blocks[g / 2][g % 2 * 8];
             ShortPart first{};
-            each_pair<Format::int4>(packed, 0, [&](ShortPart weights, int i) __attribute__((always_inline)) {
-                if (i % 4 == 0) return void(first = weights);
-                const ShortPart both = first | weights << 8;
+            each_pair<Format::int4>(packed, 0, [&]<int i>(const ShortPart(&weights)[1]) INLINED {
+                if (i % 4 == 0) return void(first = weights[0]);
+                const ShortPart both = first | weights[0] << 8;
                 _mm512_store_si512(rows + i / 4 * DEPTH_BYTES,
                                    _mm512_sub_epi8((__m512i)both, _mm512_set1_epi8(CENTER)));
             });
@@ -95,7 +95,7 @@ class ChannelTiles {
         for (int p = 0; p < PANELS; ++p) packed_[p] = m.panels + (panel + p) * octavo::panel_bytes(format, m.inputs);
     }
 
-    void run(int begin, int end, const float* bias, float* out, int stride) {
+    void run(int begin, int end, const Output& to) {
         for (int g = 0; g < rows_.groups; g += CHUNK_GROUPS) {
             const int groups = rows_.groups - g < CHUNK_GROUPS ? rows_.groups - g : CHUNK_GROUPS;
             is_first_ = g == 0, is_last_ = g + groups == rows_.groups;
@@ -106,10 +106,10 @@ class ChannelTiles {
             int turn = 0;
             for (int row = begin; row < end; row += TILE, turn ^= 1) {
                 multiply(row, g, groups, row == begin, tile_sums_[turn]);
-                if (row > begin) finish(row - TILE, TILE, begin, tile_sums_[turn ^ 1], bias, out, stride);
+                if (row > begin) finish(row - TILE, TILE, begin, tile_sums_[turn ^ 1], to);
             }
             const int last = (end - begin - 1) / TILE * TILE + begin;
-            finish(last, end - last, begin, tile_sums_[turn ^ 1], bias, out, stride);
+            finish(last, end - last, begin, tile_sums_[turn ^ 1], to);
         }
     }
 
@@ -152,7 +152,7 @@ class ChannelTiles {
     }
 
     // Scale the sums of `count` rows, or keep them for the next groups.
-    void finish(int row, int count, int begin, const Sums& sums, const float* bias, float* out, int stride) {
+    void finish(int row, int count, int begin, const Sums& sums, const Output& to) {
         const bool is_first = is_first_, is_last = is_last_;
         for (int p = 0; p < PANELS; ++p) {
             Part scales;
@@ -168,7 +168,7 @@ class ChannelTiles {
                     continue;
                 }
                 Part scaled = scale_sums(all, scales, rows_.row_scales[row + r]);
-                store_outputs(&scaled, bias, out + int64_t(row + r) * stride, (panel_ + p) * LANES, m_.outputs);
+                store_outputs(&scaled, to, row + r, panel_ + p, m_.outputs);
             }
         }
     }
@@ -184,22 +184,20 @@ class ChannelTiles {
 };
 
 template <Format format>
-void channel_tiles(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
-                   float* out, int stride) {
+void channel_tiles(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const Output& to) {
     const TileScope scope(WHOLE);
     for (int begin = 0; begin < num_rows; begin += CHANNEL_ROWS) {
         const int last = num_rows - begin < CHANNEL_ROWS ? num_rows : begin + CHANNEL_ROWS;
         int panel = first;
-        for (; panel + 1 < end; panel += 2) ChannelTiles<format, 2>(m, rows, panel).run(begin, last, bias, out, stride);
-        if (panel < end) ChannelTiles<format, 1>(m, rows, panel).run(begin, last, bias, out, stride);
+        for (; panel + 1 < end; panel += 2) ChannelTiles<format, 2>(m, rows, panel).run(begin, last, to);
+        if (panel < end) ChannelTiles<format, 1>(m, rows, panel).run(begin, last, to);
     }
 }
 
-void amx_channel_product(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const float* bias,
-                         float* out, int stride) {
-    if (num_rows <= FEW_ROWS) return channel_product(m, rows, num_rows, first, end, bias, out, stride);
+void amx_channel_product(const Matrix& m, const Activations& rows, int num_rows, int first, int end, const Output& to) {
+    if (num_rows <= FEW_ROWS) return channel_product(m, rows, num_rows, first, end, to);
     const auto tiles = m.format == Format::int4 ? channel_tiles<Format::int4> : channel_tiles<Format::int8>;
-    tiles(m, rows, num_rows, first, end, bias, out, stride);
+    tiles(m, rows, num_rows, first, end, to);
 }
 
 }  // namespace

@@ -73,20 +73,11 @@ struct Segment {
 template <class Element, int R>
 void score_tile(const float* q, int dims, const Element* keys, float* scores) {
     Part even[R][PARTS] = {}, odd[R][PARTS] = {};
-    for (int d = 0; d < dims; d += 2, keys += 2 * LANES) {
-        UNROLL for (int part = 0; part < PARTS; ++part) {
-            Part first, second, a, b;
-            load_pairs(keys + 2 * PART * part, first, second);
-            UNROLL for (int r = 0; r < R; ++r) {
-                splat_to(a, q[r * dims + d]), splat_to(b, q[r * dims + d + 1]);
-                even[r][part] = fma(a, first, even[r][part]);
-                odd[r][part] = fma(b, second, odd[r][part]);
-            }
-        }
-    }
-    UNROLL for (int r = 0; r < R; ++r)
-        UNROLL for (int part = 0; part < PARTS; ++part)
-            store(scores + r * SEGMENT + part * PART, even[r][part] + odd[r][part]);
+    for (int d = 0; d < dims; d += 2, keys += 2 * LANES)
+        add_products<R>(even, odd, keys, true, [&](int r) INLINED { return q + r * dims + d; });
+    each<R>([&]<int r>() INLINED {
+        each<PARTS>([&]<int p>() INLINED { store(scores + r * SEGMENT + p * PART, even[r][p] + odd[r][p]); });
+    });
 }
 
 // R rows of weights with 16 dims' values over a segment: a running sum over even positions, one over odd.
@@ -97,23 +88,14 @@ void value_tile(const Segment& segment, const float* weights, int dim, float* mi
     for (int at = 0; at < segment.length; at += block) {
         const Element* values = segment.values<Element>(at, dim);
         const int end = at + block < segment.length ? at + block : segment.length;
-        for (int s = at; s < end; s += 2, values += 2 * LANES) {
-            UNROLL for (int part = 0; part < PARTS; ++part) {
-                Part first, second, a, b;
-                load_pairs(values + 2 * PART * part, first, second);
-                // Beyond the context a page holds anything, NaN too: zero times it would not be zero.
-                if (s + 1 == end) second = Part{};
-                UNROLL for (int r = 0; r < R; ++r) {
-                    splat_to(a, weights[r * SEGMENT + s]), splat_to(b, weights[r * SEGMENT + s + 1]);
-                    even[r][part] = fma(a, first, even[r][part]);
-                    odd[r][part] = fma(b, second, odd[r][part]);
-                }
-            }
-        }
+        // Beyond the context a page holds anything, NaN too: zero times it would not be zero.
+        for (int s = at; s < end; s += 2, values += 2 * LANES)
+            add_products<R>(even, odd, values, s + 1 < end,
+                            [&](int r) INLINED { return weights + r * SEGMENT + s; });
     }
-    UNROLL for (int r = 0; r < R; ++r)
-        UNROLL for (int part = 0; part < PARTS; ++part)
-            store(mixed + r * stride + dim + part * PART, even[r][part] + odd[r][part]);
+    each<R>([&]<int r>() INLINED {
+        each<PARTS>([&]<int p>() INLINED { store(mixed + r * stride + dim + p * PART, even[r][p] + odd[r][p]); });
+    });
 }
 
 // --- softmax, whatever computes the tiles ------------------------------------------------------------
@@ -160,7 +142,8 @@ INLINE void divide(const float* sums, int dims, float* out) {
 
 template <class Element>
 struct FloatTiles {
-    static constexpr int ROWS = PART == 16 ? 8 : 4;
+    // Tiles of three, since two sums for each row and half of 16 lanes need registers; of two tiles at a time.
+    static constexpr int ROWS = PART == 16 ? 8 : PART == 8 ? 6 : 4, STEP = PART == 8 ? 3 : ROWS;
     alignas(64) float q[ROWS * MAX_DIMS];
 
     void set_queries(int row, const float* from, int dims, float scale) {
@@ -168,12 +151,15 @@ struct FloatTiles {
     }
 
     void scores(const Segment& segment, int rows, int dims, float* out) {
-        const auto tile = rows == 1   ? score_tile<Element, 1>
-                          : rows <= 3 ? score_tile<Element, 3>
-                          : rows == 4 ? score_tile<Element, 4> : score_tile<Element, ROWS>;
         for (int at = 0; at < segment.length; at += LANES) {
             segment.fetch<Element>(at);
-            tile(q, dims, segment.keys<Element>(at), out + at);
+            for (int r = 0; r < rows; r += STEP) {
+                const int count = rows - r < STEP ? rows - r : STEP;
+                const auto tile = count == 1   ? score_tile<Element, 1>
+                                  : count <= 3 ? score_tile<Element, 3>
+                                  : count == 4 ? score_tile<Element, 4> : score_tile<Element, STEP>;
+                tile(q + r * dims, dims, segment.keys<Element>(at), out + r * SEGMENT + at);
+            }
         }
     }
 
@@ -192,10 +178,14 @@ struct FloatTiles {
     }
 
     void mix(const Segment& segment, int rows, int dims, const float* weights, float* out, int stride) {
-        const auto tile = rows == 1   ? value_tile<Element, 1>
-                          : rows <= 3 ? value_tile<Element, 3>
-                          : rows == 4 ? value_tile<Element, 4> : value_tile<Element, ROWS>;
-        for (int d = 0; d < dims; d += LANES) tile(segment, weights, d, out, stride);
+        for (int d = 0; d < dims; d += LANES)
+            for (int r = 0; r < rows; r += STEP) {
+                const int count = rows - r < STEP ? rows - r : STEP;
+                const auto tile = count == 1   ? value_tile<Element, 1>
+                                  : count <= 3 ? value_tile<Element, 3>
+                                  : count == 4 ? value_tile<Element, 4> : value_tile<Element, STEP>;
+                tile(segment, weights + r * SEGMENT, d, out + r * stride, stride);
+            }
     }
 };
 
@@ -276,15 +266,17 @@ INLINE void pair_up(const int32_t* whole, int count, int32_t* pairs) {
 template <int R>
 INLINE void add_bytes(const int32_t* pairs, int stride, const int8_t* bytes, int count, IntPart (&sums)[R][PARTS]) {
     for (int i = 0; i < count; i += 4, bytes += 4 * LANES, pairs += 2) {
-        UNROLL for (int part = 0; part < PARTS; ++part) {
+        IntPart even[PARTS], odd[PARTS];
+        each<PARTS>([&]<int p>() INLINED {
             Int16Part four;
-            load_to(four, bytes + 4 * PART * part);
-            const IntPart even = even_bytes(four), odd = odd_bytes(four);
-            UNROLL for (int r = 0; r < R; ++r) {
-                sums[r][part] = add_pairs(sums[r][part], even, pairs[r * stride] - IntPart{});
-                sums[r][part] = add_pairs(sums[r][part], odd, pairs[r * stride + 1] - IntPart{});
-            }
-        }
+            load_to(four, bytes + 4 * PART * p);
+            even[p] = even_bytes(four), odd[p] = odd_bytes(four);
+        });
+        each<R>([&]<int r>() INLINED {
+            const IntPart first = pairs[r * stride] - IntPart{}, second = pairs[r * stride + 1] - IntPart{};
+            each<PARTS>([&]<int p>() INLINED { sums[r][p] = add_pairs(sums[r][p], even[p], first); });
+            each<PARTS>([&]<int p>() INLINED { sums[r][p] = add_pairs(sums[r][p], odd[p], second); });
+        });
     }
 }
 
@@ -304,12 +296,13 @@ struct Int8Tiles {
     void score(const Segment& segment, int at, int dims, float* out) {
         IntPart sums[R][PARTS] = {};
         add_bytes<R>(q[0], MAX_DIMS / 2, segment.keys<int8_t>(at), dims, sums);
-        UNROLL for (int r = 0; r < R; ++r)
-            UNROLL for (int part = 0; part < PARTS; ++part) {
+        each<R>([&]<int r>() INLINED {
+            each<PARTS>([&]<int p>() INLINED {
                 Part key, scale;
-                load_to(key, scales_of.keys + at + part * PART), splat_to(scale, q_scales[r]);
-                store(out + r * SEGMENT + part * PART, __builtin_convertvector(sums[r][part], Part) * (scale * key));
-            }
+                load_to(key, scales_of.keys + at + p * PART), splat_to(scale, q_scales[r]);
+                store(out + r * SEGMENT + p * PART, __builtin_convertvector(sums[r][p], Part) * (scale * key));
+            });
+        });
     }
 
     void scores(const Segment& segment, int rows, int dims, float* out) {
@@ -337,12 +330,13 @@ struct Int8Tiles {
             const int count = padded - at < block ? padded - at : block;
             add_bytes<R>(weights[0] + at / 2, SEGMENT / 2, segment.values<int8_t>(at, dim), count, sums);
         }
-        UNROLL for (int r = 0; r < R; ++r)
-            UNROLL for (int part = 0; part < PARTS; ++part) {
+        each<R>([&]<int r>() INLINED {
+            each<PARTS>([&]<int p>() INLINED {
                 Part scale;
                 splat_to(scale, weight_scales[r]);
-                store(out + r * stride + part * PART, __builtin_convertvector(sums[r][part], Part) * scale);
-            }
+                store(out + r * stride + p * PART, __builtin_convertvector(sums[r][p], Part) * scale);
+            });
+        });
     }
 
     void mix(const Segment& segment, int rows, int dims, const float*, float* out, int stride) {

@@ -6,8 +6,9 @@
 // 32 bits, so sums are exact, and the same however they are computed. A 4-bit code is multiplied out:
 // weight = (code * multiplier + 64) / 128 - CENTER + offset, with a multiplier and an offset per output and
 // group of 32; the offsets, zi + zf / 256 + CENTER, meet the groups' sums S as zi * S + zf * (S / 256).
-// Tiles are R rows x one panel. Limits: one row, memory; many, 14 vector operations per 128 codes, of which
-// 4 are repeated for each row (32 products each).
+// Tiles are R rows x one panel; with registers for 8 lanes both halves of it meet each activation that is loaded.
+// Limits: one row, memory; many, 14 vector operations per 128 codes, of which 4 are repeated for each row (32
+// products each).
 
 #pragma once
 
@@ -82,7 +83,7 @@ INLINE WordPart add_pair(WordPart sums, ShortPart weights, int32_t pair) {
 #if defined(__AVX512VNNI__)
     return (WordPart)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(pair));
 #elif defined(__AVX2__)
-    return sums + (WordPart)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(pair));
+    return in_register(sums + (WordPart)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(pair)));
 #elif defined(__SSE2__)
     return sums + (WordPart)_mm_madd_epi16((__m128i)weights, _mm_set1_epi32(pair));
 #else
@@ -94,16 +95,16 @@ INLINE WordPart add_pair(WordPart sums, ShortPart weights, int32_t pair) {
 // What a group's codes are multiplied with: each lane's number twice, and sixteen times it.
 struct Multipliers {
     ShortPart once, by_16;
-
-    Multipliers(const uint8_t* block, int part) {
-        typedef uint16_t Stored __attribute__((vector_size(PART * 2)));
-        Stored stored;
-        load_to(stored, block + 256 + part * PART * 2);
-        const WordPart wide = __builtin_convertvector(stored, WordPart);
-        once = (ShortPart)(wide | wide << 16);
-        by_16 = once << 4;
-    }
 };
+
+INLINE Multipliers multipliers(const uint8_t* block, int part) {
+    typedef uint16_t Stored __attribute__((vector_size(PART * 2)));
+    Stored stored;
+    load_to(stored, block + 256 + part * PART * 2);
+    const WordPart wide = __builtin_convertvector(stored, WordPart);
+    const ShortPart once = (ShortPart)(wide | wide << 16);
+    return {once, once << 4};
+}
 
 // (code * multiplier + 64) / 128 for the codes in bits 4 j to 4 j + 3 of each half lane: 0 to 240.
 template <int j>
@@ -132,23 +133,33 @@ INLINE ShortPart load_offsets(const uint8_t* block, int part) {
     return (ShortPart)__builtin_convertvector(stored, Wide);
 }
 
-// Call add(weights, index of the first of their two inputs) for all inputs of a group.
+// Call add<i>(weights) for each two inputs i and i + 1 of a group, with those of STRIP parts from `first` on.
 template <Format format, class Add>
-INLINE void each_pair(const uint8_t* block, int part, Add&& add) {
-    ShortPart x;
+INLINE void each_pair(const uint8_t* block, int first, Add&& add) {
+    const auto load_codes = [&](ShortPart(&x)[STRIP], int i) INLINED {
+        each<STRIP>([&]<int p>() INLINED { load_to(x[p], block + 64 * i + 4 * PART * (first + p)); });
+    };
     if constexpr (format == Format::int4) {
-        const Multipliers by(block, part);
-        UNROLL for (int i = 0; i < 4; ++i) {
-            load_to(x, block + 64 * i + 4 * PART * part);
-            add(multiply_codes<0>(x, by), 8 * i), add(multiply_codes<1>(x, by), 8 * i + 2);
-            add(multiply_codes<2>(x, by), 8 * i + 4), add(multiply_codes<3>(x, by), 8 * i + 6);
-        }
+        Multipliers by[STRIP];
+        each<STRIP>([&]<int p>() INLINED { by[p] = multipliers(block, first + p); });
+        each<4>([&]<int i>() INLINED {
+            ShortPart x[STRIP], weights[STRIP];
+            load_codes(x, i);
+            each<4>([&]<int j>() INLINED {
+                each<STRIP>([&]<int p>() INLINED { weights[p] = multiply_codes<j>(x[p], by[p]); });
+                add.template operator()<8 * i + 2 * j>(weights);
+            });
+        });
     } else {
         typedef int16_t Signed __attribute__((vector_size(PART * 4)));
-        UNROLL for (int i = 0; i < 8; ++i) {
-            load_to(x, block + 64 * i + 4 * PART * part);
-            add((ShortPart)((Signed)(x << 8) >> 8), 4 * i), add((ShortPart)((Signed)x >> 8), 4 * i + 2);
-        }
+        each<8>([&]<int i>() INLINED {
+            ShortPart x[STRIP], weights[STRIP];
+            load_codes(x, i);
+            each<STRIP>([&]<int p>() INLINED { weights[p] = (ShortPart)((Signed)(x[p] << 8) >> 8); });
+            add.template operator()<4 * i>(weights);
+            each<STRIP>([&]<int p>() INLINED { weights[p] = (ShortPart)((Signed)x[p] >> 8); });
+            add.template operator()<4 * i + 2>(weights);
+        });
     }
 }
 
@@ -168,8 +179,7 @@ INLINE Part scale_sums(WordPart sums, Part scales, float row_scale) {
 }
 
 template <Format format, int R>
-void channel_tile(const Matrix& m, const Activations& rows, int row, int count, int panel, const float* bias,
-                  float* out, int stride) {
+void channel_tile(const Matrix& m, const Activations& rows, int row, int count, int panel, const Output& to) {
     // Sums that do not wait for each other.
     constexpr int CHAINS = R == 1 ? 4 : R == 2 ? 2 : 1;
     constexpr int BLOCK = format == Format::int4 ? octavo::CHANNEL_INT4_BLOCK : octavo::CHANNEL_INT8_BLOCK;
@@ -177,40 +187,50 @@ void channel_tile(const Matrix& m, const Activations& rows, int row, int count, 
     const uint8_t* block = scales + octavo::CHANNEL_SCALES;
     WordPart acc[R][PARTS][CHAINS] = {};
     const int16_t *in[R], *group_sums[R];
-    UNROLL for (int r = 0; r < R; ++r) {
+    each<R>([&]<int r>() INLINED {
         const int64_t at = row + (r < count ? r : 0);
         in[r] = rows.shorts + at * rows.groups * GROUP, group_sums[r] = rows.group_sums + at * rows.groups * 2;
         if (format == Format::int4)
-            for (int part = 0; part < PARTS; ++part) acc[r][part][0] -= uint32_t(CENTER * rows.row_sums[at]);
-    }
+            each<PARTS>([&]<int p>() INLINED { acc[r][p][0] -= uint32_t(CENTER * rows.row_sums[at]); });
+    });
     for (int g = 0; g < rows.groups; ++g, block += BLOCK) {
         prefetch(block + AHEAD, BLOCK);
-        UNROLL for (int part = 0; part < PARTS; ++part) {
-            forget_loads();
-            each_pair<format>(block, part, [&](ShortPart weights, int i) __attribute__((always_inline)) {
-                UNROLL for (int r = 0; r < R; ++r) {
-                    WordPart& sums = acc[r][part][i / 2 % CHAINS];
-                    sums = add_pair(sums, weights, pair_at(in[r] + g * GROUP + i));
-                }
+        each<PARTS / STRIP>([&]<int strip>() INLINED {
+            constexpr int FIRST = strip * STRIP;
+            if (PARTS > STRIP) forget_loads();
+            each_pair<format>(block, FIRST, [&]<int i>(const ShortPart(&weights)[STRIP]) INLINED {
+                each<R>([&]<int r>() INLINED {
+                    const int32_t pair = pair_at(in[r] + g * GROUP + i);
+                    each<STRIP>([&]<int p>() INLINED {
+                        WordPart& sums = acc[r][FIRST + p][i / 2 % CHAINS];
+                        sums = add_pair(sums, weights[p], pair);
+                    });
+                });
             });
             if constexpr (format == Format::int4) {
-                const ShortPart offsets = load_offsets(block, part);
-                UNROLL for (int r = 0; r < R; ++r)
-                    acc[r][part][0] = add_pair(acc[r][part][0], offsets, pair_at(group_sums[r] + 2 * g));
+                ShortPart offsets[STRIP];
+                each<STRIP>([&]<int p>() INLINED { offsets[p] = load_offsets(block, FIRST + p); });
+                each<R>([&]<int r>() INLINED {
+                    const int32_t pair = pair_at(group_sums[r] + 2 * g);
+                    each<STRIP>([&]<int p>() INLINED {
+                        acc[r][FIRST + p][0] = add_pair(acc[r][FIRST + p][0], offsets[p], pair);
+                    });
+                });
             }
-        }
+        });
     }
-    for (int r = 0; r < count; ++r) {
+    each<R>([&]<int r>() INLINED {
+        if (r >= count) return;
         Part sums[PARTS];
-        UNROLL for (int part = 0; part < PARTS; ++part) {
-            WordPart all = acc[r][part][0];
-            UNROLL for (int c = 1; c < CHAINS; ++c) all += acc[r][part][c];
+        each<PARTS>([&]<int p>() INLINED {
+            WordPart all = acc[r][p][0];
+            each<CHAINS - 1>([&]<int c>() INLINED { all += acc[r][p][c + 1]; });
             Part scale;
-            load_to(scale, scales + part * sizeof scale);
-            sums[part] = scale_sums(all, scale, rows.row_scales[row + r]);
-        }
-        store_outputs(sums, bias, out + int64_t(row + r) * stride, panel * LANES, m.outputs);
-    }
+            load_to(scale, scales + p * sizeof scale);
+            sums[p] = scale_sums(all, scale, rows.row_scales[row + r]);
+        });
+        store_outputs(sums, to, row + r, panel, m.outputs);
+    });
 }
 
 template <int R>
@@ -219,21 +239,21 @@ Tile channel_tile_of(Format format) {
 }
 
 [[maybe_unused]] void channel_product(const Matrix& m, const Activations& rows, int num_rows, int first, int end,
-                                      const float* bias, float* out, int stride) {
+                                      const Output& to) {
     const Tile tiles[] = {channel_tile_of<1>(m.format), channel_tile_of<2>(m.format), channel_tile_of<4>(m.format),
                           channel_tile_of<TILE_ROWS>(m.format)};
     for (int panel = first; panel < end; ++panel) {
         for (int r = 0; r < num_rows; r += TILE_ROWS) {
             const int count = num_rows - r < TILE_ROWS ? num_rows - r : TILE_ROWS;
-            tiles[count == 1 ? 0 : count == 2 ? 1 : count <= 4 ? 2 : 3](m, rows, r, count, panel, bias, out, stride);
+            tiles[count == 1 ? 0 : count == 2 ? 1 : count <= 4 ? 2 : 3](m, rows, r, count, panel, to);
         }
     }
 }
 
 [[maybe_unused]] void any_product(const Matrix& m, const Activations& rows, int num_rows, int first, int end,
-                                  const float* bias, float* out, int stride) {
+                                  const Output& to) {
     const auto function = octavo::is_channel(m.format) ? channel_product : product;
-    function(m, rows, num_rows, first, end, bias, out, stride);
+    function(m, rows, num_rows, first, end, to);
 }
 
 }  // namespace

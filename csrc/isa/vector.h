@@ -21,6 +21,7 @@ namespace {
 constexpr int LANES = 16;
 
 #define INLINE inline __attribute__((always_inline))
+#define INLINED __attribute__((always_inline))  // a lambda
 // Loops over the rows of a tile: unrolled, so that their sums stay in registers.
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -51,6 +52,16 @@ INLINE void prefetch_far(const void* from, int bytes) {
 // the compiler keeps it all, in memory, since registers are few.
 INLINE void forget_loads() {
     if (PARTS > 1) asm volatile("" ::: "memory");
+}
+
+// A sum so far. Else the compiler turns a chain of additions of integers into a tree, for which registers are
+// too few.
+template <class T>
+INLINE T in_register(T value) {
+#if defined(__AVX2__)
+    asm("" : "+x"(value));
+#endif
+    return value;
 }
 
 // --- one register ---------------------------------------------------------------------------------
@@ -111,16 +122,19 @@ INLINE float fold(Part v, Fold&& both) {
     return both(pairs, Quarter{pairs[1], pairs[1], pairs[1], pairs[1]})[0];
 }
 
-// Pairs of bfloat16 as two vectors: the first of each pair, and the second.
-INLINE void load_pairs(const uint16_t* from, Part& first, Part& second) {
+// Of pairs of bfloat16 or of floats the first of each, or the second.
+template <int which>
+INLINE Part load_half_of_pairs(const uint16_t* from) {
     WordPart pairs;
     load_to(pairs, from);
-    first = (Part)(pairs << 16);
-    second = (Part)(pairs & 0xffff0000u);
+    return (Part)(which == 0 ? pairs << 16 : pairs & 0xffff0000u);
 }
 
-INLINE void load_pairs(const float* from, Part& first, Part& second) {
-    UNROLL for (int i = 0; i < PART; ++i) first[i] = from[2 * i], second[i] = from[2 * i + 1];
+template <int which>
+INLINE Part load_half_of_pairs(const float* from) {
+    Part half;
+    UNROLL for (int i = 0; i < PART; ++i) half[i] = from[2 * i + which];
+    return half;
 }
 
 // Pairs of int16 in lanes: those of bytes 0 and 2 of each lane, and those of bytes 1 and 3.
@@ -132,7 +146,7 @@ INLINE IntPart add_pairs(IntPart sums, IntPart a, IntPart b) {
 #if defined(__AVX512F__)
     return (IntPart)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
-    return (IntPart)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16((__m256i)a, (__m256i)b));
+    return in_register((IntPart)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16((__m256i)a, (__m256i)b)));
 #else
     return sums + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
@@ -166,11 +180,20 @@ INLINE Part load_ints(const int32_t* from, Part) {
     return __builtin_convertvector(whole, Part);
 }
 
+#if defined(__AVX2__)
+// Numbers that fit into 16 bits.
+INLINE __m128i narrowed(__m256i whole) {
+    return _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+}
+#endif
+
 // Whole numbers as 16 bits.
 INLINE void store_shorts(int16_t* to, Part value) {
     const IntPart whole = __builtin_convertvector(value, IntPart);
 #if defined(__AVX512F__)
     _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)whole));
+#elif defined(__AVX2__)
+    _mm_storeu_si128((__m128i*)to, narrowed((__m256i)whole));
 #else
     for (int i = 0; i < PART; ++i) to[i] = int16_t(whole[i]);
 #endif
@@ -181,6 +204,9 @@ INLINE void store_bytes(int8_t* to, Part value) {
     const IntPart whole = __builtin_convertvector(value, IntPart);
 #if defined(__AVX512F__)
     _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)whole));
+#elif defined(__AVX2__)
+    const __m128i shorts = narrowed((__m256i)whole);
+    _mm_storel_epi64((__m128i*)to, _mm_packs_epi16(shorts, shorts));
 #else
     for (int i = 0; i < PART; ++i) to[i] = int8_t(whole[i]);
 #endif
@@ -243,11 +269,6 @@ template <class H>
 INLINE Pair<H> power_of_two(Pair<H> n) { return {power_of_two(n.low), power_of_two(n.high)}; }
 template <class H, class Fold>
 INLINE float fold(Pair<H> v, Fold&& both) { return fold(both(v.low, v.high), both); }
-template <class H, class Element>
-INLINE void load_pairs(const Element* from, Pair<H>& first, Pair<H>& second) {
-    load_pairs(from, first.low, second.low);
-    load_pairs(from + sizeof(H) / 2, first.high, second.high);
-}
 template <class H>
 INLINE void store_shorts(int16_t* to, Pair<H> v) {
     store_shorts(to, v.low), store_shorts(to + sizeof(H) / 4, v.high);
@@ -304,6 +325,37 @@ INLINE float largest(Floats v) {
             return maximum(a, b);
         else
             return a > b ? a : b;
+    });
+}
+
+// Calls body<0>() to body<N - 1>(): unlike a loop, early enough for arrays to become registers.
+template <int N, int i = 0, class Body>
+INLINE void each(Body&& body) {
+    if constexpr (i < N) {
+        body.template operator()<i>();
+        each<N, i + 1>(body);
+    }
+}
+
+// Add R rows' products with 16 lanes of pairs: even += the row's first number * the first of each pair, odd += the
+// second * the second, or * 0 if there is none. at(r) has the two numbers of row r.
+template <int R, class Element, class At>
+INLINE void add_products(Part (&even)[R][PARTS], Part (&odd)[R][PARTS], const Element* pairs, bool has_second, At&& at) {
+    Part of_pairs[PARTS];
+    each<PARTS>([&]<int p>() INLINED { of_pairs[p] = load_half_of_pairs<0>(pairs + 2 * PART * p); });
+    each<R>([&]<int r>() INLINED {
+        Part number;
+        splat_to(number, at(r)[0]);
+        each<PARTS>([&]<int p>() INLINED { even[r][p] = fma(number, of_pairs[p], even[r][p]); });
+    });
+    if (PARTS > 1) asm("" : "+r"(pairs));  // load them again: registers are few
+    each<PARTS>([&]<int p>() INLINED {
+        of_pairs[p] = has_second ? load_half_of_pairs<1>(pairs + 2 * PART * p) : Part{};
+    });
+    each<R>([&]<int r>() INLINED {
+        Part number;
+        splat_to(number, at(r)[1]);
+        each<PARTS>([&]<int p>() INLINED { odd[r][p] = fma(number, of_pairs[p], odd[r][p]); });
     });
 }
 

@@ -183,3 +183,63 @@ def test_a_last_group_that_is_not_whole_is_padded_with_zeros(isa, inputs):
         expected = rows.astype(np.float64) @ values.T.astype(np.float64)
         norms = np.linalg.norm(rows, axis=1)[:, None] * np.linalg.norm(values, axis=1)
         assert (np.abs(found - expected) <= error * norms).all(), format_
+
+
+def tape_of(isa: str, rows: int, *operations: Any) -> None:
+    """Run operations that need nothing of a step but its rows."""
+    assert library is not None
+    tape = library.Tape(isa, 0, 1, 16, 1, 16, 4, rows, 2)
+    for op in operations:
+        tape.add(op)
+    tape.run([0] * 6, [rows, 0, 0, 0], 0, len(operations))
+
+
+def value(array: np.ndarray) -> Any:
+    assert library is not None
+    return library.Value(array.ctypes.data, array.strides[0] // 4, array.shape[1])
+
+
+def linear(x: np.ndarray, out: np.ndarray, *matrices: PackedMatrix) -> Any:
+    assert library is not None
+    op = library.Operation(library.Kind.linear)
+    op.x, op.out = value(x), value(out)
+    op.matrices = [native_matrix(each) for each in matrices]
+    op.set_biases([0] * len(matrices))
+    return op
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("count", [1, 3, 21])
+def test_an_addend_is_added_to_columns_as_if_afterwards(format_, isa, count):
+    """With a bias, and to two matrices side by side, of which one's last panel is not whole."""
+    rows = activations(50, 96)[:count].copy()
+    some = [matrix(format_, 96, 40), matrix(format_, 96, 33, seed=1)]
+    bias = np.linspace(-1, 1, 40).astype(np.float32)
+    addend = np.random.default_rng(0).standard_normal((count, 73), np.float32)
+    out = np.full((count, 73), np.nan, np.float32)
+    op = linear(rows, out, *some)
+    op.set_biases([bias.ctypes.data, 0])
+    op.y = value(addend)
+    tape_of(isa, count, op)
+    assert bits(out) == bits(addend + product(isa, rows, some, [bias, None]))
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("outputs", [16, 40, 16 * 25])
+def test_a_gated_product_is_the_activation_of_its_halves(format_, isa, outputs):
+    assert library is not None
+    rows = activations(50, 96)[:21].copy()
+    pair = [matrix(format_, 96, outputs), matrix(format_, 96, outputs, seed=1)]
+    for gate in (0, 1):
+        out, expected = (np.full((21, outputs), np.nan, np.float32) for _ in range(2))
+        op = linear(rows, out, *pair)
+        op.is_gated, op.gate = True, gate
+        tape_of(isa, 21, op)
+        both = product(isa, rows, pair)
+        plain = library.Operation(library.Kind.gated_activation)
+        plain.x, plain.y = value(both[:, :outputs]), value(both[:, outputs:])
+        plain.out, plain.gate = value(expected), gate
+        tape_of(isa, 21, plain)
+        assert bits(out) == bits(expected)

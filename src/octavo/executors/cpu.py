@@ -44,6 +44,8 @@ Floats = NDArray[np.float32]
 
 # Rows of logits that are kept at a time.
 HEAD_ROWS = 64
+# As the library numbers them.
+_GATES: tuple[ops.Gate, ...] = ("silu", "gelu_tanh")
 # Of a quantised matrix, to measure what was lost.
 _ROWS_COMPARED = 64
 
@@ -370,6 +372,10 @@ class _Recorder:
     def _linear(self, native: Any, op: ops.Linear) -> None:
         native.x, native.out = self._value(op.x), self._value(op.out)
         native.matrices = [self._matrix(name) for name in op.weights]
+        if op.addend:
+            native.y = self._value(op.addend)
+        if op.gate:
+            native.is_gated, native.gate = True, _GATES.index(op.gate)
         native.set_biases(
             [0 if name is None else self._address(self._weights(name)) for name in op.biases]
         )
@@ -396,7 +402,7 @@ class _Recorder:
 
     def _gated_activation(self, native: Any, op: ops.GatedActivation) -> None:
         native.x, native.y = self._value(op.gate), self._value(op.up)
-        native.out, native.gate = self._value(op.out), ("silu", "gelu_tanh").index(op.kind)
+        native.out, native.gate = self._value(op.out), _GATES.index(op.kind)
 
     def _add(self, native: Any, op: ops.Add) -> None:
         native.x, native.y, native.out = self._value(op.x), self._value(op.y), self._value(op.out)

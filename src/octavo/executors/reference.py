@@ -256,7 +256,7 @@ class _Run:
     def linear(self, op: ops.Linear) -> None:
         """One product per weight, whether fused or not: BLAS never sees the joint width."""
         x = self.values[op.x]
-        self.values[op.out] = out = np.empty((len(x), sum(op.out_widths)), self.dtype)
+        out = np.empty((len(x), sum(op.out_widths)), self.dtype)
         end = 0
         for weight, bias, width in zip(op.weights, op.biases, op.out_widths, strict=True):
             columns = out[:, end : end + width]
@@ -264,6 +264,9 @@ class _Run:
             if bias:
                 columns += self.weights[bias]
             end += width
+        if op.gate:
+            out = _ACTIVATIONS[op.gate](out[:, : op.width]) * out[:, op.width :]
+        self.values[op.out] = self.values[op.addend] + out if op.addend else out
 
     def split(self, op: ops.Split) -> None:
         ends = np.cumsum(op.widths)[:-1]
@@ -312,8 +315,7 @@ class _Run:
         return read
 
     def gated_activation(self, op: ops.GatedActivation) -> None:
-        activate = arithmetic.silu if op.kind == "silu" else arithmetic.gelu_tanh
-        self.values[op.out] = activate(self.values[op.gate]) * self.values[op.up]
+        self.values[op.out] = _ACTIVATIONS[op.kind](self.values[op.gate]) * self.values[op.up]
 
     def add(self, op: ops.Add) -> None:
         self.values[op.out] = self.values[op.x] + self.values[op.y]
@@ -324,6 +326,10 @@ class _Run:
         self.values[op.out] = rows
 
 
+_ACTIVATIONS: Mapping[ops.Gate, Callable[[Floats], Floats]] = {
+    "silu": arithmetic.silu,
+    "gelu_tanh": arithmetic.gelu_tanh,
+}
 _KINDS: Mapping[type[ops.Operation], Callable[[_Run, Any], None]] = {
     ops.Embed: _Run.embed,
     ops.RMSNorm: _Run.rms_norm,

@@ -12,6 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+Gate = Literal["silu", "gelu_tanh"]
+# Of one element, the product included.
+_GATE_FLOPS: dict[Gate, int] = {"silu": 5, "gelu_tanh": 10}
+
 
 class Value(NamedTuple):
     """An operand: its name and its number of elements per row."""
@@ -190,7 +194,9 @@ class AddRMSNorm(Operation):
 class Linear(Operation):
     """out = the columns of x W^T + b for each weight W in turn.
 
-    weights: names of (out_widths[i], in_width) matrices. biases: parallel, or None.
+    weights: names of (out_widths[i], in_width) matrices. biases: parallel, or None. Fused forms:
+    with a `gate`, of two weights, out = gate(the first's columns) * the second's, see
+    GatedActivation; with an `addend`, out = addend + columns. No operation has both.
     Flops: two per weight and row (Kaplan et al. 2020, arXiv 2001.08361, section 2.1).
     """
 
@@ -200,12 +206,20 @@ class Linear(Operation):
     in_width: int
     out_widths: tuple[int, ...]
     biases: tuple[str | None, ...]
+    gate: Gate | None = None
+    addend: str | None = None
+
+    @property
+    def width(self) -> int:
+        """Columns of `out`."""
+        return self.out_widths[0] if self.gate else sum(self.out_widths)
 
     def _inputs(self) -> tuple[Value, ...]:
-        return (Value(self.x, self.in_width),)
+        x = Value(self.x, self.in_width)
+        return (x, Value(self.addend, self.width)) if self.addend else (x,)
 
     def _outputs(self) -> tuple[Value, ...]:
-        return (Value(self.out, sum(self.out_widths)),)
+        return (Value(self.out, self.width),)
 
     def _parameters(self) -> tuple[Parameter, ...]:
         named = zip(self.weights, self.out_widths, strict=True)
@@ -214,7 +228,9 @@ class Linear(Operation):
         return (*matrices, *(Parameter(name, (width,)) for name, width in named_biases if name))
 
     def _flops_per_row(self) -> int:
-        return sum((2 if len(p.shape) == 2 else 1) * p.size for p in self.parameters)
+        products = sum((2 if len(p.shape) == 2 else 1) * p.size for p in self.parameters)
+        each = _GATE_FLOPS[self.gate] if self.gate else 1 if self.addend else 0
+        return products + each * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +353,7 @@ class GatedActivation(Operation):
     up: str
     out: str
     width: int
-    kind: Literal["silu", "gelu_tanh"]
+    kind: Gate
 
     def _inputs(self) -> tuple[Value, ...]:
         return (Value(self.gate, self.width), Value(self.up, self.width))
@@ -346,7 +362,7 @@ class GatedActivation(Operation):
         return (Value(self.out, self.width),)
 
     def _flops_per_row(self) -> int:
-        return self.width * (5 if self.kind == "silu" else 10)
+        return self.width * _GATE_FLOPS[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
