@@ -10,6 +10,7 @@ from octavo.errors import SettingError
 FIELDS = {setting.name: setting for setting in dataclasses.fields(EngineConfig)}
 MINIMA = {name: f.metadata["minimum"] for name, f in FIELDS.items() if "minimum" in f.metadata}
 CHOICES = {name: choices_of(f) for name, f in FIELDS.items() if choices_of(f)}
+COUNTS = [name for name in MINIMA if FIELDS[name].type in (int, int | None)]
 OPTIONAL = {name for name, f in FIELDS.items() if default_of(f) is None}
 
 
@@ -36,10 +37,18 @@ def test_a_number_below_its_minimum_is_refused_with_name_value_and_limit(name):
         assert refusal(**{name: value}) == f"{name} must be at least {minimum}, not {value}."
 
 
-@pytest.mark.parametrize("name", MINIMA)
+@pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("value", [1.5, "8", True, [], float("nan"), 10.0])
 def test_a_number_of_another_type_is_refused(name, value):
     assert refusal(**{name: value}).startswith(f"{name} must be int")
+
+
+@pytest.mark.parametrize("name", sorted(MINIMA.keys() - COUNTS))
+@pytest.mark.parametrize("value", ["8", True, []])
+def test_a_time_may_be_any_number_but_nothing_else(name, value):
+    assert getattr(EngineConfig(**{name: 1.5}), name) == 1.5
+    assert getattr(EngineConfig(**{name: 8}), name) == 8
+    assert refusal(**{name: value}).startswith(f"{name} must be float")
 
 
 @pytest.mark.parametrize("name", CHOICES)
