@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from octavo.cost.hardware import Efficiency
 from octavo.native import library
 from octavo.planning.doctor import Diagnosis, diagnose, meanings
 from octavo.planning.probes import (
@@ -66,7 +67,7 @@ def test_measured_rates_become_the_machines_limits() -> None:
     assert machine.rate("attention") == 1e11
     assert machine.step_overhead == 2e-6
     # What was reached is the limit: no share of it is lost again.
-    assert machine.efficiency == (1.0, 1.0, 5e-7)
+    assert machine.efficiency == Efficiency(1.0, 1.0, 5e-7)
     assert machine.instruction_set == "amx"
 
 

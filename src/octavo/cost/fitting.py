@@ -19,10 +19,10 @@ from octavo.program.ops import Attention, Linear
 
 Floats = NDArray[np.float64]
 Predict = Callable[[Floats], Floats]
-_MAX_STEPS = 60
+_MAX_STEPS = 200
 _TOLERANCE = 1e-10
 _NUDGE = 1e-6
-_PULL = 0.02
+_PULL = 1e-3
 
 
 class Sample(NamedTuple):
