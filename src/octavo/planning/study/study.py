@@ -20,7 +20,7 @@ from octavo.engine.start import start_engine
 from octavo.errors import SettingError
 from octavo.native import library, why_missing
 from octavo.planning.doctor import diagnose
-from octavo.planning.kept import read_kept, this_machine
+from octavo.engine.kept import read_kept, this_machine
 from octavo.planning.machine import describe_machine
 from octavo.planning.plan import prepared_for
 from octavo.planning.probes import Prober
