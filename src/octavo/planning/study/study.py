@@ -15,12 +15,12 @@ from octavo.cost.hardware import Machine
 from octavo.cost.steps import StepTimes
 from octavo.engine import clock
 from octavo.engine.backend import choose_backend
+from octavo.engine.kept import read_kept, this_machine
 from octavo.engine.machine import available_cpus
 from octavo.engine.start import start_engine
 from octavo.errors import SettingError
 from octavo.native import library, why_missing
 from octavo.planning.doctor import diagnose
-from octavo.engine.kept import read_kept, this_machine
 from octavo.planning.machine import describe_machine
 from octavo.planning.plan import prepared_for
 from octavo.planning.probes import Prober
