@@ -21,8 +21,8 @@ CONFIG = EngineConfig(max_num_batched_tokens=1280)
 
 def virtual() -> Workbench:
     """Steps take what they cost on an L4, and nothing is computed."""
-    simulator = Simulator(SUBJECT, MACHINE, CONFIG)
-    return Workbench(simulator.engine, simulator.clock)
+    (machine,) = Simulator(SUBJECT, MACHINE, CONFIG).replicas
+    return Workbench(machine.engine, machine.clock)
 
 
 def prepared() -> PreparedProgram:
