@@ -28,7 +28,7 @@ class Chat:
     def __init__(self, tokenizer: Tokenizer | None, override: str | None) -> None:
         self._tokenizer = tokenizer
         self._override = override
-        self._compiled: dict[bool, "ChatTemplate"] = {}
+        self._compiled: dict[bool, ChatTemplate] = {}
 
     @property
     def has_template(self) -> bool:
