@@ -250,7 +250,7 @@ def tokenizer_json(vocabulary: Vocabulary) -> Json:
             "type": "BPE",
             **vocabulary.options,
             "vocab": vocabulary.vocab,
-            "merges": [list(pair) for pair in vocabulary.merges],
+            "merges": [list(pair) for pair in vocabulary.merges()],
         },
     }
 

@@ -84,6 +84,8 @@ def test_what_cannot_be_is_one_line(
         (("--trace", "x.csv", "--prompt-tokens", "9"), "--prompt-tokens is what --trace brings"),
         (("--trace", "x.csv", "--requests-per-second", "9"), "--requests-per-second is what"),
         (("--machines", "2"), "--machines needs --trace"),
+        (("--trace", "x.csv", "--machines", "0"), "machines"),
+        (("--trace", "x.csv", "--trace-limit", "0"), "trace_limit"),
         (("--router", "least-loaded"), "--router needs --trace"),
         (("--trace", "x.csv", "--router", "least-loaded"), "--router needs --machines"),
         (("--trace", "x.csv", "--verify"), "leave --trace out"),

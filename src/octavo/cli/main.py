@@ -15,6 +15,7 @@ from octavo.cli import bench
 from octavo.cli.settings import (
     ENGINE_OPTIONS,
     PLANNED_ENGINE_OPTIONS,
+    REPLAY_OPTIONS,
     SAMPLING_OPTIONS,
     SERVED_ENGINE_OPTIONS,
     SERVER_OPTIONS,
@@ -174,8 +175,9 @@ def program(
 
 
 @app.command(cls=Command)
-@with_options(("engine", PLANNED_ENGINE_OPTIONS))
+@with_options(("replay", REPLAY_OPTIONS), ("engine", PLANNED_ENGINE_OPTIONS))
 def plan(
+    replay: dict[str, Any],
     engine: dict[str, Any],
     model: ModelArgument = DEFAULT_MODEL,
     machine: Annotated[
@@ -202,25 +204,6 @@ def plan(
     trace: Annotated[
         Path | None, typer.Option(help="Simulate this recorded traffic (Azure's or Mooncake's).")
     ] = None,
-    trace_speed: Annotated[
-        float | None, typer.Option(help="2 sends the trace twice as fast. [default: 1]")
-    ] = None,
-    trace_length_scale: Annotated[
-        float | None, typer.Option(help="Multiply the trace's lengths by this. [default: 1]")
-    ] = None,
-    trace_limit: Annotated[
-        int | None, typer.Option(help="Requests of the trace. [default: all]", min=1)
-    ] = None,
-    machines: Annotated[
-        int | None, typer.Option(help="Machines that serve the trace. [default: 1]", min=1)
-    ] = None,
-    router: Annotated[
-        str | None,
-        typer.Option(
-            help="Which of them gets a request: round-robin, least-loaded or prefix-aware. "
-            "[default: round-robin]"
-        ),
-    ] = None,
     verify: Annotated[
         bool,
         typer.Option("--verify", help="Run the engine too, and print predicted beside measured."),
@@ -245,12 +228,8 @@ def plan(
         max_ttft_ms=max_ttft_ms,
         max_itl_ms=max_itl_ms,
         trace=trace,
-        trace_speed=trace_speed,
-        trace_length_scale=trace_length_scale,
-        trace_limit=trace_limit,
-        machines=machines,
-        router=router,
         verify=verify,
+        **replay,
     )
     run_plan({"model": model, **engine}, machine, memory_gib, asked, as_json=as_json)
 

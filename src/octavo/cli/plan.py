@@ -54,6 +54,9 @@ class Asked:
 
     def check(self) -> None:
         """Raise `BadRequestError` for an option that would be ignored."""
+        for name in ("trace_limit", "machines"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise InvalidParameterError(name, number, "at least 1")
         if self.trace is None:
             self._refuse(_OF_TRACES, "needs --trace")
             if self.requests_per_second is None:

@@ -92,6 +92,18 @@ _PLANNED = frozenset(
 )
 PLANNED_ENGINE_OPTIONS = tuple(o for o in SERVED_ENGINE_OPTIONS if o.name in _PLANNED)
 
+REPLAY_OPTIONS = (
+    Option("trace_speed", float, "2 sends the trace twice as fast.", "1"),
+    Option("trace_length_scale", float, "Multiply the trace's lengths by this.", "1"),
+    Option("trace_limit", int, "Requests of the trace.", "all"),
+    Option("machines", int, "Machines that serve the trace.", "1"),
+    Option(
+        "router",
+        str,
+        "Which of them gets a request: round-robin, least-loaded or prefix-aware.",
+        "round-robin",
+    ),
+)
 # What the experiments of a study do not change themselves.
 _STUDIED = frozenset({"quantization", "weight_scales", "kv_cache_dtype", "block_size"})
 STUDIED_ENGINE_OPTIONS = tuple(o for o in SERVED_ENGINE_OPTIONS if o.name in _STUDIED)

@@ -131,7 +131,7 @@ class GrammarCompiler:
         """
         if spec.choice is not None or spec.regex is not None:
             return _LEAST_MARGIN
-        largest = max(_USUAL_MARGIN, num_ending)
+        largest = num_ending + _USUAL_MARGIN
         if spec.json is None:
             return largest
         parts = list(islice(_parts(checked_schema(parsed_schema(spec.json))), _MAX_PARTS + 1))
