@@ -7,7 +7,7 @@
 // Limits: one row, memory; many, the vector ports. AVX2, per 32 products: with 4 bits 2 operations and an eighth of
 // 5 on floats, so four ports give 48 products a cycle; with 8 bits 4 operations and as much, 29 a cycle.
 // Measured (EPYC of Zen 3, 64 rows, 4 bits, both threads of a core): 149 G products/s where 95 were reached with
-// sums in memory, some nine tenths of the limit at 3.4 GHz. AVX-512 and AMX: see amx.cpp.
+// sums in memory. AVX-512 and AMX: see amx.cpp.
 
 #pragma once
 
