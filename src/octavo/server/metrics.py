@@ -60,6 +60,12 @@ class ServerMetrics:
             for metric in METRICS
             if metric.source is not EngineStats
         }
+        # Finding a label's series costs as much as counting in it, and tokens are many.
+        self._histograms = {
+            name: kept.labels(model_name)
+            for name, kept in self._events.items()
+            if isinstance(kept, Histogram)
+        }
         registry.register(self)
 
     # --- observing ------------------------------------------------------------------------------
@@ -112,13 +118,15 @@ class ServerMetrics:
             reading = metric.read(event)
             if reading is None:
                 continue
-            kept = self._events[metric.name]
-            if isinstance(kept, Histogram):
-                kept.labels(self._model_name).observe(_number(reading))
-            else:
-                assert isinstance(reading, Mapping)
-                for value, count in reading.items():
-                    kept.labels(self._model_name, value).inc(count)
+            histogram = self._histograms.get(metric.name)
+            if histogram is not None:
+                histogram.observe(_number(reading))
+                continue
+            counter = self._events[metric.name]
+            assert isinstance(reading, Mapping)
+            assert isinstance(counter, Counter)
+            for value, count in reading.items():
+                counter.labels(self._model_name, value).inc(count)
 
     # --- reporting ------------------------------------------------------------------------------
 
