@@ -23,6 +23,10 @@ cd "$root"
 # optimiser stays on: at -O0 the forced inlining of vector code takes minutes.
 flags="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize=vptr"
 flags="$flags -fno-sanitize-recover=undefined"
+# Unrolled vector code makes the compiler take minutes and gigabytes where each access is checked in
+# line and each temporary has a scope to leave. Checks by calls, and one kind of check per access, do.
+flags="$flags --param asan-instrumentation-with-call-threshold=0 -fno-sanitize-address-use-after-scope"
+flags="$flags -fno-sanitize=null,alignment,object-size"
 tools/native_site.sh "$folder" "$python" -DOCTAVO_EMULATE="${EMULATE:-OFF}" -DCMAKE_BUILD_TYPE=None \
     -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_CXX_FLAGS="$flags"
 
