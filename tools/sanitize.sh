@@ -9,9 +9,10 @@ set -eu
 
 python=${1:-python3}
 [ $# -eq 0 ] || shift
-# Left out by default: more of the same random batches, and a test of timing between Python's threads.
+# Left out by default: whole steps whose bits are compared, since test_cpu.py runs the same kernels; more of the
+# same random batches; and a test of timing between Python's threads.
 [ $# -gt 0 ] || set -- tests/executors/test_cpu*.py tests/executors/test_packing.py \
-    tests/executors/test_native_sampling.py \
+    tests/executors/test_native_sampling.py --deselect tests/executors/test_cpu_bits.py \
     -k "not (random_batches and (1 or 2 or 3)) and not other_python_threads"
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(mktemp -d)
