@@ -16,7 +16,6 @@ from octavo.cost.hardware import Machine, machine_named
 from octavo.cost.steps import StepTimes
 from octavo.engine import clock
 from octavo.engine.kept import this_machine
-from octavo.engine.start import start_engine
 from octavo.errors import BadRequestError, InvalidParameterError
 from octavo.planning.fleet import Fleet, Limits
 from octavo.planning.latency import Lengths
@@ -158,6 +157,9 @@ def _verified(
     config: EngineConfig, machine: Machine, subject: Subject, lengths: Lengths
 ) -> list[VerifiedRow]:
     """Start the engine and run it."""
+    # Imported late: a plan that runs nothing needs none of it.
+    from octavo.engine.start import start_engine
+
     steps = StepTimes(prepared_for(subject, machine, config), machine)
     engine = start_engine(config).engine
     if engine.executor.name.startswith("reference"):
