@@ -106,12 +106,15 @@ def test_on_another_machine_than_predicted_measured_steps_bring_the_target_back(
 
 def test_an_engine_accounts_for_its_last_step() -> None:
     made = engine(None, MACHINE, MACHINE)
-    assert made.last_step() is None
+    predictor = made.predictor
+    assert predictor is not None
+    assert made.lives.last.num_steps == 0
     made.add(tokens(50), greedy(2), request_id="a")
-    made.step()
-    found = made.last_step()
-    assert found is not None
-    assert found.num_rows == 50
-    assert found.measured == made.stats().step_time == pytest.approx(found.predicted)
-    made.step()
-    assert made.last_step().num_rows == 1  # type: ignore[union-attr]
+    for chunk in ((0, 50), (50, 1)):
+        price = predictor.price([chunk], 1)
+        made.step()
+        last, seconds = made.lives.last, made.stats().step_time
+        assert seconds == pytest.approx(price.seconds)
+        assert last.num_steps == 1
+        assert last.priced == seconds
+        assert last.flops == predictor.account(price, seconds).flops

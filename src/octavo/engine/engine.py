@@ -90,7 +90,6 @@ class Engine:
         self._compiler = compiler
         self._build = build
         self.predictor = predictor
-        self._last_price: StepPrice | None = None
         self.lives = lives or LifeRecorder(0)
         self._constraints = Constraints()
         self._compiling: list[_ActiveRequest] = []
@@ -215,12 +214,6 @@ class Engine:
             all_steps=self.lives.total,
         )
 
-    def last_step(self) -> StepAccount | None:
-        """Return what the latest step cost; None before any, or without a predictor."""
-        if self._last_price is None:
-            return None
-        return self._last_price.predictor.account(self._last_price, self._last_step_time)
-
     def close(self) -> None:
         """Abort what runs and release the executor; a second call does nothing."""
         if self._is_closed:
@@ -260,7 +253,6 @@ class Engine:
         return self.predictor.price([chunk[1:3] for chunk in plan.chunks], len(batch.logit_rows))
 
     def _observe(self, price: StepPrice | None, duration: float) -> StepAccount | None:
-        self._last_price = price
         if price is None:
             return None
         account = price.predictor.account(price, duration)
