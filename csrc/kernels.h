@@ -78,6 +78,7 @@ struct AttentionJob {
     int32_t head_dim, window;  // window 0: all positions
     float scale;
     int32_t layer, kv_head;
+    bool is_followed;    // by the next KV head, which reads the pages beside these
     const Parts* parts;  // where results go; null: they are merged here, into `out`
 };
 

@@ -248,21 +248,27 @@ const AttentionPlan& Tape::plan_of(const Operation& op, const Step& step) {
 void Tape::attention(const Operation& op, const Step& step) {
     const AttentionPlan& plan = plan_of(op, step);
     const Parts parts{parts_.data(), plan.starts(), op.heads, op.head_dim};
-    const int group = op.heads / op.kv_heads;
-    pool_.phase(int64_t(plan.pieces().size()) * op.kv_heads, [&](int64_t index) {
-        const Piece& piece = plan.pieces()[index / op.kv_heads];
-        const int head = int(index % op.kv_heads);
+    // One thread attends for as many heads as leave enough jobs: their pages lie side by side.
+    const int num_pieces = int(plan.pieces().size()), width = op.heads / op.kv_heads * op.head_dim;
+    const int heads = std::clamp(num_pieces * op.kv_heads / (num_threads() * JOBS_PER_THREAD), 1, op.kv_heads);
+    const int jobs_per_piece = ceil_div(op.kv_heads, heads);
+    pool_.phase(int64_t(num_pieces) * jobs_per_piece, [&](int64_t index) {
+        const Piece& piece = plan.pieces()[index / jobs_per_piece];
+        const int first = int(index % jobs_per_piece) * heads, end = std::min(op.kv_heads, first + heads);
         AttentionJob job{};
-        job.q = op.x.base + head * group * op.head_dim, job.q_stride = op.x.stride;
-        job.out = op.out.base + head * group * op.head_dim, job.out_stride = op.out.stride;
+        job.q_stride = op.x.stride, job.out_stride = op.out.stride;
         job.rows = plan.rows() + piece.first_row, job.num_rows = piece.num_rows;
         job.first_segment = piece.first, job.end_segment = piece.end;
         job.positions = step.positions;
         job.block_table = step.block_tables + int64_t(piece.chunk) * step.table_width;
-        job.group = group, job.head_dim = op.head_dim, job.window = op.window, job.scale = op.scale;
-        job.layer = op.layer, job.kv_head = head;
+        job.group = op.heads / op.kv_heads, job.head_dim = op.head_dim, job.window = op.window, job.scale = op.scale;
+        job.layer = op.layer;
         job.parts = piece.is_parted ? &parts : nullptr;
-        kernels_.attention(job, pages_);
+        for (int head = first; head < end; ++head) {
+            job.q = op.x.base + head * width, job.out = op.out.base + head * width;
+            job.kv_head = head, job.is_followed = head + 1 < end;
+            kernels_.attention(job, pages_);
+        }
     });
     const std::vector<int32_t>& rows = plan.parted_rows();
     pool_.phase(int64_t(rows.size()), [&](int64_t index) {

@@ -24,14 +24,31 @@ constexpr float LOG2_E = 1.44269504f;
 // The score of what a row does not see: below all others, but finite.
 constexpr float HIDDEN = -1e38f;
 
+// What is fetched while 16 positions are scored: lines of both, one after the other, since in one go they
+// would wait for each other, and the work for them.
+struct Ahead {
+    const uint8_t *keys, *values;
+
+    INLINE void fetch(int offset, int bytes) const { prefetch(keys + offset, bytes), prefetch(values + offset, bytes); }
+};
+
 // Positions [start, start + length) of one segment, and where their keys and values lie.
 struct Segment {
     const AttentionJob& job;
     const Pages& pages;
     int start, length;
-    bool is_cold;  // the first to read it fetches ahead, beyond what the hardware foresees
+    bool is_cold;  // of tiles that fetch in one go, the first to read it does
 
-    // Called for positions [offset, offset + 16): fetch what comes a block later, and their values.
+    // Of positions [offset, offset + 16): their values, and as much of the keys that are read a block later.
+    template <class Element>
+    Ahead ahead(int offset) const {
+        const int64_t part = (start + offset) % pages.block_size / LANES * LANES * pages.head_dim * int(sizeof(Element));
+        const uint8_t* values = (const uint8_t*)(page<Element>(offset) + pages.page_elements());
+        const uint8_t* next = next_page(offset);
+        return {next ? next + part : values, values + part};
+    }
+
+    // Called for positions [offset, offset + 16): fetch all that at once.
     template <class Element>
     void fetch(int offset) const {
         if (!is_cold) return;
@@ -62,8 +79,18 @@ struct Segment {
   private:
     template <class Element>
     const Element* page(int offset) const {
-        const int block = job.block_table[(start + offset) / pages.block_size];
-        return (const Element*)pages.page(job.layer, block, job.kv_head);
+        return (const Element*)page_at(start + offset, job.kv_head);
+    }
+
+    const uint8_t* page_at(int position, int head) const {
+        return pages.page(job.layer, job.block_table[position / pages.block_size], head);
+    }
+
+    // Read after the one of start + offset: of this segment, of the next one, of the next head, or null.
+    const uint8_t* next_page(int offset) const {
+        if (offset + pages.block_size < length) return page_at(start + offset + pages.block_size, job.kv_head);
+        if (start / SEGMENT + 1 < job.end_segment) return page_at(start + SEGMENT, job.kv_head);
+        return job.is_followed ? page_at(job.first_segment * SEGMENT, job.kv_head + 1) : nullptr;
     }
 };
 
@@ -71,10 +98,13 @@ struct Segment {
 
 // R queries with 16 positions' keys: a running sum over even dims, and one over odd.
 template <class Element, int R>
-void score_tile(const float* q, int dims, const Element* keys, float* scores) {
+void score_tile(const float* q, int dims, const Element* keys, float* scores, const Ahead& ahead) {
     Part even[R][PARTS] = {}, odd[R][PARTS] = {};
-    for (int d = 0; d < dims; d += 2, keys += 2 * LANES)
+    constexpr int BYTES = 2 * LANES * sizeof(Element);
+    for (int d = 0; d < dims; d += 2, keys += 2 * LANES) {
+        ahead.fetch(d / 2 * BYTES, BYTES);
         add_products<R>(even, odd, keys, true, [&](int r) INLINED { return q + r * dims + d; });
+    }
     each<R>([&]<int r>() INLINED {
         each<PARTS>([&]<int p>() INLINED { store(scores + r * SEGMENT + p * PART, even[r][p] + odd[r][p]); });
     });
@@ -152,13 +182,13 @@ struct FloatTiles {
 
     void scores(const Segment& segment, int rows, int dims, float* out) {
         for (int at = 0; at < segment.length; at += LANES) {
-            segment.fetch<Element>(at);
+            const Ahead ahead = segment.ahead<Element>(at);
             for (int r = 0; r < rows; r += STEP) {
                 const int count = rows - r < STEP ? rows - r : STEP;
                 const auto tile = count == 1   ? score_tile<Element, 1>
                                   : count <= 3 ? score_tile<Element, 3>
                                   : count == 4 ? score_tile<Element, 4> : score_tile<Element, STEP>;
-                tile(q + r * dims, dims, segment.keys<Element>(at), out + r * SEGMENT + at);
+                tile(q + r * dims, dims, segment.keys<Element>(at), out + r * SEGMENT + at, ahead);
             }
         }
     }
@@ -225,6 +255,7 @@ struct Scales {
         for (int at = 0; at < segment.length; at += block) {
             const int count = segment.length - at < block ? segment.length - at : block;
             const float* scales = segment.scales(at);
+            if (segment.job.is_followed) prefetch((const uint8_t*)scales + segment.pages.page_bytes(), 8 * block);
             std::memcpy(keys + at, scales, sizeof(float) * count);
             std::memcpy(values + at, scales + block, sizeof(float) * count);
         }
@@ -262,10 +293,12 @@ INLINE void pair_up(const int32_t* whole, int count, int32_t* pairs) {
     }
 }
 
-// Add R rows of pairs, `stride` apart, times `count` / 4 times 16 lanes of four bytes.
-template <int R>
-INLINE void add_bytes(const int32_t* pairs, int stride, const int8_t* bytes, int count, IntPart (&sums)[R][PARTS]) {
+// Add R rows of pairs, `stride` apart, times `count` / 4 times 16 lanes of four bytes; fetch(bytes read so far).
+template <int R, class Fetch>
+INLINE void add_bytes(const int32_t* pairs, int stride, const int8_t* bytes, int count, IntPart (&sums)[R][PARTS],
+                      Fetch&& fetch) {
     for (int i = 0; i < count; i += 4, bytes += 4 * LANES, pairs += 2) {
+        fetch(i * LANES);
         IntPart even[PARTS], odd[PARTS];
         each<PARTS>([&]<int p>() INLINED {
             Int16Part four;
@@ -295,7 +328,9 @@ struct Int8Tiles {
     template <int R>
     void score(const Segment& segment, int at, int dims, float* out) {
         IntPart sums[R][PARTS] = {};
-        add_bytes<R>(q[0], MAX_DIMS / 2, segment.keys<int8_t>(at), dims, sums);
+        const Ahead ahead = segment.ahead<int8_t>(at);
+        add_bytes<R>(q[0], MAX_DIMS / 2, segment.keys<int8_t>(at), dims, sums,
+                     [&](int offset) INLINED { ahead.fetch(offset, 4 * LANES); });
         each<R>([&]<int r>() INLINED {
             each<PARTS>([&]<int p>() INLINED {
                 Part key, scale;
@@ -308,7 +343,6 @@ struct Int8Tiles {
     void scores(const Segment& segment, int rows, int dims, float* out) {
         scales_of.read(segment);
         for (int at = 0; at < segment.length; at += LANES) {
-            segment.fetch<int8_t>(at);
             rows == 1   ? score<1>(segment, at, dims, out + at)
             : rows <= 3 ? score<3>(segment, at, dims, out + at)
             : rows == 4 ? score<4>(segment, at, dims, out + at)
@@ -328,7 +362,7 @@ struct Int8Tiles {
         const int block = segment.pages.block_size, padded = (segment.length + 3) / 4 * 4;
         for (int at = 0; at < padded; at += block) {
             const int count = padded - at < block ? padded - at : block;
-            add_bytes<R>(weights[0] + at / 2, SEGMENT / 2, segment.values<int8_t>(at, dim), count, sums);
+            add_bytes<R>(weights[0] + at / 2, SEGMENT / 2, segment.values<int8_t>(at, dim), count, sums, [](int) {});
         }
         each<R>([&]<int r>() INLINED {
             each<PARTS>([&]<int p>() INLINED {
