@@ -11,9 +11,11 @@ admitted, so only newly generated tokens can make another sequence yield.
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import msgspec
 
 from octavo.core.blocks import BlockCopy, BlockManager
 from octavo.core.lookup import CacheLookup
@@ -30,7 +32,7 @@ MAX_PREEMPTIONS = 3
 _by_order = attrgetter("order")
 
 
-class Chunk(NamedTuple):
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """Compute the tokens [start, start + length) of `sequence`, then draw `num_samples` tokens."""
 
     sequence: Sequence
@@ -38,9 +40,13 @@ class Chunk(NamedTuple):
     length: int
     num_samples: int
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first position, and how many tokens."""
+        return self.start, self.length
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+
+class StepPlan(msgspec.Struct, frozen=True):
     """One step. `copies` run first, in order. The chunks use `num_tokens` of `budget`.
 
     budget: most tokens that the step could take, by count or by time; with the same sequences,
@@ -54,12 +60,12 @@ class StepPlan:
     budget: int
     admitted: list[Sequence]
     preempted: list[Sequence]
-    lookups: list[CacheLookup] = field(default_factory=list)
+    lookups: list[CacheLookup] = []
 
     def without(self, request_ids: Set[str]) -> "StepPlan":
         """Return the plan without the chunks of some requests, which have been finished."""
         kept = [c for c in self.chunks if c.sequence.request.request_id not in request_ids]
-        return replace(self, chunks=kept)
+        return msgspec.structs.replace(self, chunks=kept)
 
 
 @dataclass(slots=True)
@@ -189,14 +195,14 @@ class Scheduler:
         prefilling = self._schedule_decodes(chunks, preempted, held)
         num_decodes = len(chunks)
         most = self.max_num_batched_tokens if budget is None else budget
-        is_timed = budget is None and len(self.running) > len(prefilling)
-        is_timed = is_timed and self.target_itl is not None
-        decodes = [c[1:3] for c in chunks] if is_timed else []
-        room = self.room(decodes, most - num_decodes, is_timed=is_timed)
+        # Only prompts take room, and only streams make its time matter.
+        has_prompts, has_streams = prefilling or self.waiting, len(self.running) > len(prefilling)
+        is_timed = bool(budget is None and has_prompts and has_streams)
+        room = self.room((c.span for c in chunks), most - num_decodes, is_timed=is_timed)
         for sequence in prefilling:
             self._schedule_prefill(sequence, room, chunks)
         admitted: list[Sequence] = []
-        if room.num_left > 0 and not preempted:
+        if self.waiting and room.num_left > 0 and not preempted:
             for sequence in self._admit(held):
                 admitted.append(sequence)
                 self._schedule_prefill(sequence, room, chunks)
@@ -213,34 +219,30 @@ class Scheduler:
             self.blocks.drain_lookups(),
         )
 
-    def room(self, decodes: list[tuple[int, int]], budget: int, *, is_timed: bool) -> Room:
+    def room(self, decodes: Iterable[tuple[int, int]], budget: int, *, is_timed: bool) -> Room:
         """Return what prompts may take of a step beside `decodes`, each (first position, tokens).
 
         is_timed: whether the target counts, since somebody generates.
         """
         if self.cost is None or self.target_itl is None or not is_timed:
             return Room(budget)
-        return Room(budget, self.cost.price(decodes, len(decodes)), self.target_itl)
+        spans = list(decodes)
+        return Room(budget, self.cost.price(spans, len(spans)), self.target_itl)
 
     def _schedule_decodes(
         self, chunks: list[Chunk], preempted: list[Sequence], held: Set[Sequence]
     ) -> list[Sequence]:
         """Give one token to each running sequence that lacks one; return those that lack more."""
-        running, prefilling = self.running, []
+        prefilling: list[Sequence] = []
         add_chunk = chunks.append
-        position = 0
-        while position < len(running):
-            sequence = running[position]
+        for sequence in tuple(self.running):  # those who yield leave it
             computed = sequence.num_computed
-            if held and sequence in held:
-                pass
-            elif len(sequence.token_ids) - computed > 1:
+            if (held and sequence in held) or (preempted and sequence in preempted):
+                continue
+            if len(sequence.token_ids) - computed > 1:
                 prefilling.append(sequence)
             elif computed < sequence.capacity or self._grow_or_preempt(sequence, preempted):
                 add_chunk(Chunk(sequence, computed, 1, sequence.num_samples))
-            else:
-                continue  # it was the last to yield, and has left `running`
-            position += 1
         return prefilling
 
     def _schedule_prefill(self, sequence: Sequence, room: Room, chunks: list[Chunk]) -> None:
@@ -344,20 +346,22 @@ class Scheduler:
         advanced: list[Sequence] = []
         finished: list[Sequence] = []
         size = self.blocks.block_size
-        for sequence, start, length, num_samples in plan.chunks:
+        for chunk in plan.chunks:
+            sequence, start, length = chunk.sequence, chunk.start, chunk.length
+            num_samples = chunk.num_samples
             sequence.num_computed = computed = start + length
             if start % size + length >= size:
                 self.blocks.publish(sequence, start // size, computed // size)
             if length > 1:
                 self._num_openings += num_samples > 0
-            if num_samples > 1:
+            if num_samples == 1:
+                advanced.append(sequence)
+                if sequence.append(next(drawn)) is not None:
+                    finished.append(sequence)
+            elif num_samples:
                 takers = self._fork(sequence, num_samples)
                 advanced += takers
-                finished += [taker for taker in takers if taker.append(next(drawn))]
-            elif num_samples:
-                advanced.append(sequence)
-                if sequence.append(next(drawn)):
-                    finished.append(sequence)
+                finished += [taker for taker in takers if taker.append(next(drawn)) is not None]
         self._retire(finished)
         self.counters.num_computed_tokens += plan.num_tokens
         self.counters.num_generated_tokens += len(advanced)

@@ -79,7 +79,6 @@ class StepPredictor:
         self.times = StepTimes(prepared, machine)
         limits = replace(machine, efficiency=Efficiency(1.0, 1.0, 0.0), step_overhead=0.0)
         self._limits = StepTimes(prepared, limits)
-        self._windows = [op.operation.window for op in self.times.attention]
         self._totals = _Totals(prepared, self.times)
         self._decode, self._prompt = _Factor(), _Factor()
 
@@ -88,12 +87,7 @@ class StepPredictor:
     def price(self, chunks: Sequence[tuple[int, int]], logit_rows: int) -> StepPrice:
         """Return the price of chunks, each (first position, tokens)."""
         contexts = [start + 1 for start, length in chunks if length == 1]
-        counts = tuple(
-            [
-                sum(contexts) if window is None else sum([min(c, window) for c in contexts])
-                for window in self._windows
-            ]
-        )
+        counts = tuple([op.count_decodes(contexts) for op in self.times.attention])
         if len(contexts) == len(chunks):
             return self._price(len(contexts), logit_rows, counts, counts, None)
         decode_rows = min(logit_rows, len(contexts))
