@@ -54,11 +54,13 @@ class BlockPool:
         """Blocks that stand in no table; they may still hold cached content."""
         return len(self._free)
 
-    def take(self) -> int:
-        """Remove the least recently used free block and return it with one reference."""
-        block, _ = self._free.popitem(last=False)
-        self.ref_counts[block] = 1
-        return block
+    def take(self, num_blocks: int) -> list[int]:
+        """Remove the least recently used free blocks and return them with one reference each."""
+        pop, counts = self._free.popitem, self.ref_counts
+        blocks = [pop(last=False)[0] for _ in range(num_blocks)]
+        for block in blocks:
+            counts[block] = 1
+        return blocks
 
     def share(self, block: int) -> None:
         """Add a reference, reviving the block if it was free."""
@@ -250,7 +252,7 @@ class BlockManager:
         if max(0, num_new - sequence.num_reserved) + is_shared > self.num_available:
             return False
         if is_shared:
-            source, table[tail] = table[tail], self._take()
+            source, (table[tail],) = table[tail], self._take(1)
             self._copies.append(BlockCopy(source, table[tail]))
             self.pool.release(source, is_cached=self.cache.holds(source))
         if num_new > 0:
@@ -304,13 +306,12 @@ class BlockManager:
 
     def _take_for(self, sequence: Sequence, num_blocks: int) -> list[int]:
         self._reserve(sequence, max(0, sequence.num_reserved - num_blocks))
-        return [self._take() for _ in range(num_blocks)]
+        return self._take(num_blocks)
 
-    def _take(self) -> int:
-        block = self.pool.take()
-        if self.cache.evict(block, self.now):
-            self.num_evicted += 1
-        return block
+    def _take(self, num_blocks: int) -> list[int]:
+        blocks = self.pool.take(num_blocks)
+        self.num_evicted += self.cache.evict(blocks, self.now)
+        return blocks
 
     # --- accounting -----------------------------------------------------------------------------
 

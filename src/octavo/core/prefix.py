@@ -12,6 +12,7 @@ import hashlib
 from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
+from collections.abc import Iterable
 
 import msgspec
 
@@ -147,17 +148,19 @@ class PrefixCache:
             del children[bisect_left(children, (entry.tokens, block))]
         return entry
 
-    def evict(self, block: int, now: float) -> bool:
+    def evict(self, blocks: Iterable[int], now: float) -> int:
         """As `remove`, but remember for a while that the content was here until `now`.
 
-        Returns whether the block was known.
+        Returns how many of the blocks were known.
         """
-        entry = self.remove(block)
-        if entry is not None and entry.block_hash is not None:
-            self._evicted[entry.block_hash] = now
-            if len(self._evicted) > EVICTED_REMEMBERED:
-                self._evicted.popitem(last=False)
-        return entry is not None
+        known = [entry for block in blocks if (entry := self.remove(block)) is not None]
+        evicted = self._evicted
+        for entry in known:
+            if entry.block_hash is not None:
+                evicted[entry.block_hash] = now
+                if len(evicted) > EVICTED_REMEMBERED:
+                    evicted.popitem(last=False)
+        return len(known)
 
     def forget_evicted(self) -> None:
         """Remember no eviction any more."""

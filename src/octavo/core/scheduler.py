@@ -383,14 +383,15 @@ class Scheduler:
         return family
 
     def _retire(self, finished: list[Sequence]) -> None:
+        if not finished:
+            return
         self._num_openings += len(finished)
         for sequence in finished:
             self._count_finished(sequence)
             sequence.status = SequenceStatus.FINISHED
             self._num_seats -= sequence.num_samples
             self.blocks.free(sequence)
-        if finished:
-            self.running = [s for s in self.running if s.status is SequenceStatus.RUNNING]
+        self.running = [s for s in self.running if s.status is SequenceStatus.RUNNING]
 
     def _count_finished(self, sequence: Sequence) -> None:
         self.counters.num_finished += 1
