@@ -40,11 +40,6 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     length: int
     num_samples: int
 
-    @property
-    def span(self) -> tuple[int, int]:
-        """The first position, and how many tokens."""
-        return self.start, self.length
-
 
 class StepPlan(msgspec.Struct, frozen=True):
     """One step. `copies` run first, in order. The chunks use `num_tokens` of `budget`.
@@ -198,7 +193,9 @@ class Scheduler:
         # Only prompts take room, and only streams make its time matter.
         has_prompts, has_streams = prefilling or self.waiting, len(self.running) > len(prefilling)
         is_timed = bool(budget is None and has_prompts and has_streams)
-        room = self.room((c.span for c in chunks), most - num_decodes, is_timed=is_timed)
+        room = self.room(
+            ((c.start, c.length) for c in chunks), most - num_decodes, is_timed=is_timed
+        )
         for sequence in prefilling:
             self._schedule_prefill(sequence, room, chunks)
         admitted: list[Sequence] = []

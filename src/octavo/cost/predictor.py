@@ -9,8 +9,10 @@ Invariant: the same observations in the same order give the same predictions; a 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
+
+import msgspec
 
 from octavo.cost.accounting import OperationCost, PreparedProgram
 from octavo.cost.hardware import Efficiency, Machine
@@ -47,8 +49,7 @@ class StepPrice(NamedTuple):
         return self.predictor.extend(self, start, length, logit_rows)
 
 
-@dataclass(frozen=True, slots=True)
-class StepAccount:
+class StepAccount(msgspec.Struct, frozen=True):
     """A step that was run. Times in seconds; flops and bytes of all its operations.
 
     bound: what most of its predicted time goes to. roofline_share: the least time that the
@@ -158,8 +159,8 @@ class StepPredictor:
         for op, pairs, positions in zip(
             self.times.attention, step.pairs, step.positions, strict=True
         ):
-            bound = op.bound(step.num_rows, pairs, positions)
-            seconds[bound] += op.of_counts(step.num_rows, pairs, positions)
+            bound, taken = op.bound(step.num_rows, pairs, positions)
+            seconds[bound] += taken
         return max(seconds, key=seconds.__getitem__)
 
 

@@ -133,9 +133,10 @@ class AttentionTimes:
         window = self.operation.window
         return context if window is None else min(context, window + rows - 1)
 
-    def bound(self, num_rows: int, pairs: int, positions: int) -> Bound:
-        """Return what most of the time goes to."""
-        return self._time(num_rows, pairs, positions).bound
+    def bound(self, num_rows: int, pairs: int, positions: int) -> tuple[Bound, float]:
+        """Return what most of the time goes to, and the time of all these layers."""
+        time = self._time(num_rows, pairs, positions)
+        return time.bound, self.count * time.seconds
 
     def _time(self, num_rows: int, pairs: int, positions: int) -> OperationTime:
         """One layer's."""

@@ -251,7 +251,9 @@ class Engine:
     def _price(self, plan: StepPlan, batch: Batch) -> StepPrice | None:
         if self.predictor is None:
             return None
-        return self.predictor.price([chunk.span for chunk in plan.chunks], len(batch.logit_rows))
+        return self.predictor.price(
+            [(chunk.start, chunk.length) for chunk in plan.chunks], len(batch.logit_rows)
+        )
 
     def _observe(self, price: StepPrice | None, duration: float) -> StepAccount | None:
         if price is None:

@@ -97,7 +97,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top_logprobs: Ordered[float]
 
 
-class StepResult(msgspec.Struct, frozen=True, eq=False):
+class StepResult(msgspec.Struct, frozen=True):
     """What a step produced: one token per `Batch.samples`, in order.
 
     logprobs: parallel to `token_ids`; None where the request did not ask. prompt_logprobs: parallel
