@@ -13,23 +13,30 @@ from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable
-
-import msgspec
+from dataclasses import dataclass
 
 _TOKEN_BYTES = 4
 # Evicted blocks whose hashes are remembered, the latest ones: 0.5 MB at most.
 EVICTED_REMEMBERED = 4096
 
 
-class Origin(msgspec.Struct, frozen=True, gc=False):
-    """Which request computed a block, and when: seconds on the clock of whoever asks."""
+@dataclass(slots=True)
+class Origin:
+    """Which request computed a block, and when: seconds on the clock of whoever asks.
+
+    Nobody changes one.
+    """
 
     request_id: str
     computed_at: float
 
 
-class CacheEntry(msgspec.Struct, frozen=True, gc=False):
-    """What one block holds: its packed tokens, after `parent`. No `block_hash` if not full."""
+@dataclass(slots=True)  # frozen, it would take four times as long to make
+class CacheEntry:
+    """What one block holds: its packed tokens, after `parent`. No `block_hash` if not full.
+
+    Nobody changes one.
+    """
 
     parent: bytes
     tokens: bytes
