@@ -132,10 +132,10 @@ class OracleWorker:
 
     def check_findable(self) -> None:
         """Raise AssertionError if the cache would hand out a block that holds something else."""
-        for block, (parent, tokens, _) in self.blocks.cache._entries.items():
-            past = self._past_of_hash[parent]
+        for block, entry in self.blocks.cache._entries.items():
+            past = self._past_of_hash[entry.parent]
             for slot, token_id in zip(
-                self.slots[block], memoryview(tokens).cast("I"), strict=False
+                self.slots[block], memoryview(entry.tokens).cast("I"), strict=False
             ):
                 past = extend(past, token_id)
                 assert slot == past, f"block {block} can be found but holds something else"
@@ -163,7 +163,7 @@ class OracleWorker:
         assert len(held) >= end, f"{sequence} has no slot at {end - 1} (blocks of {size})"
 
     def _write(self, chunk: Chunk, tables: Counter[int], written: set[tuple[int, int]]) -> None:
-        sequence, start, length, _ = chunk
+        sequence, start, length = chunk.sequence, chunk.start, chunk.length
         assert length >= 1, f"{sequence} computes nothing"
         assert start + length <= len(sequence.token_ids), f"{sequence} computes an unknown token"
         size, pasts = self.blocks.block_size, self._pasts_of(sequence)
@@ -178,7 +178,8 @@ class OracleWorker:
             self.slots[block][offset] = pasts[position]
 
     def _draw(self, chunk: Chunk) -> list[int]:
-        sequence, start, length, num_samples = chunk
+        sequence, start, length = chunk.sequence, chunk.start, chunk.length
+        num_samples = chunk.num_samples
         is_last = start + length == len(sequence.token_ids)
         assert num_samples == (sequence.num_samples if is_last else 0), f"{sequence}: samples"
         block, offset = divmod(start + length - 1, self.blocks.block_size)
@@ -359,10 +360,12 @@ class Driver:
             assert plan.budget == scheduler.max_num_batched_tokens
             return
         streams = scheduler.cost.price(
-            [c[1:3] for c in plan.chunks if id(c.sequence) not in grants], 0
+            [(c.start, c.length) for c in plan.chunks if id(c.sequence) not in grants], 0
         )
         limit = max(scheduler.target_itl, streams.seconds / (1 - MIN_SHARE))
-        is_in_time = scheduler.cost.price([c[1:3] for c in plan.chunks], 0).seconds <= limit
+        is_in_time = (
+            scheduler.cost.price([(c.start, c.length) for c in plan.chunks], 0).seconds <= limit
+        )
         assert is_in_time or sum(grants.values()) <= MIN_CHUNK, "the step takes too long"
         self.events["shortened"] += plan.budget < scheduler.max_num_batched_tokens
 

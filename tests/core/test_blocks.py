@@ -28,38 +28,38 @@ def num_findable(driver: Driver, prompt: list[int]) -> int:
 
 def test_pool_takes_least_recently_freed_first() -> None:
     pool = BlockPool(3)
-    taken = [pool.take() for _ in range(3)]
+    taken = pool.take(3)
     for block in (taken[1], taken[0], taken[2]):
         pool.release(block, is_cached=True)
-    assert [pool.take() for _ in range(3)] == [taken[1], taken[0], taken[2]]
+    assert pool.take(3) == [taken[1], taken[0], taken[2]]
 
 
 def test_pool_takes_blocks_without_content_before_any_cached_one() -> None:
     pool = BlockPool(2)
-    cached, empty = pool.take(), pool.take()
+    cached, empty = pool.take(2)
     pool.release(cached, is_cached=True)
     pool.release(empty, is_cached=False)
-    assert pool.take() == empty
+    assert pool.take(1) == [empty]
 
 
 def test_touched_block_is_taken_last() -> None:
     pool = BlockPool(2)
-    first, second = pool.take(), pool.take()
+    first, second = pool.take(2)
     pool.release(first, is_cached=True)
     pool.release(second, is_cached=True)
     pool.touch(first)
-    assert [pool.take(), pool.take()] == [second, first]
+    assert pool.take(2) == [second, first]
 
 
 def test_touching_a_block_in_use_does_not_free_it() -> None:
     pool = BlockPool(1)
-    pool.touch(pool.take())
+    pool.touch(*pool.take(1))
     assert pool.num_free == 0
 
 
 def test_shared_block_is_free_only_after_its_last_release() -> None:
     pool = BlockPool(1)
-    block = pool.take()
+    (block,) = pool.take(1)
     pool.share(block)
     pool.release(block, is_cached=False)
     assert not pool.is_free(block)
@@ -204,7 +204,7 @@ def test_eviction_takes_least_recently_used_first_and_tails_before_heads() -> No
     finish_one(driver, second)
     left = []
     for _ in range(6):
-        driver.blocks._take()
+        driver.blocks._take(1)
         left.append((num_findable(driver, [*first, 0]), num_findable(driver, [*second, 0])))
     assert left == [(8, 12), (4, 12), (0, 12), (0, 8), (0, 4), (0, 0)]
     assert driver.blocks.num_evicted == 6
@@ -217,7 +217,7 @@ def test_adopted_prefix_counts_as_used() -> None:
     finish_one(driver, second)
     finish_one(driver, first)
     for _ in range(3):
-        driver.blocks._take()
+        driver.blocks._take(1)
     assert num_findable(driver, [*first, 0]) == 12
     assert num_findable(driver, [*second, 0]) == 0
 
@@ -228,7 +228,7 @@ def test_part_that_was_copied_counts_as_used() -> None:
     finish_one(driver, [2, 2])
     finish_one(driver, [1, 1, 3, 3])  # adopts by copy, from the oldest block
     for _ in range(3):
-        driver.blocks._take()
+        driver.blocks._take(1)
     assert num_findable(driver, [1, 1, 0]) == 2
     assert num_findable(driver, [2, 2, 0]) == 0
 

@@ -100,7 +100,7 @@ def test_only_the_latest_evictions_are_remembered() -> None:
     hashes = [cache.hash_block(root, pack([i])) for i in range(EVICTED_REMEMBERED + 1)]
     for i, block_hash in enumerate(hashes):
         cache.insert(0, root, pack([i]), block_hash)
-        assert cache.evict(0, float(i))
+        assert cache.evict([0], float(i)) == 1
     assert cache.evicted_at(hashes[0]) is None
     assert cache.evicted_at(hashes[1]) == 1.0
     cache.check()

@@ -167,5 +167,5 @@ def shape(plan: StepPlan) -> list[object]:
     def names(sequences: list[Sequence]) -> list[tuple[str, int]]:
         return [(s.request.request_id, s.index) for s in sequences]
 
-    chunks = [(*names([c.sequence]), *c[1:]) for c in plan.chunks]
+    chunks = [(*names([c.sequence]), c.start, c.length, c.num_samples) for c in plan.chunks]
     return [chunks, plan.copies, names(plan.admitted), names(plan.preempted), plan.budget]

@@ -45,6 +45,14 @@ def test_a_step_takes_as_long_as_its_operations(
     assert found == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("family", PREPARED)
+@given(contexts=st.lists(st.integers(1, 5000), min_size=1, max_size=9))
+def test_decodes_take_as_long_from_a_list_as_from_arrays(family: str, contexts: list[int]) -> None:
+    times = StepTimes(PREPARED[family], MACHINE)
+    chunks = [Chunk(1, context) for context in contexts]
+    assert times.of_decodes(contexts, len(contexts)) == times.of_chunks(chunks, len(contexts))
+
+
 def test_longer_contexts_and_more_rows_take_longer() -> None:
     steps = StepTimes(PREPARED["LlamaForCausalLM"], MACHINE)
     near, far = (steps.of_chunks([Chunk(1, context)] * 4, 4) for context in (10, 10_000))

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from octavo.executors.executor import Batch, PromptRow, SampleRow, StepResult
 from octavo.executors.native_sampling import NativeSampling

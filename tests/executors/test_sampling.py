@@ -7,11 +7,11 @@ quantiles of the chi-square distribution (Wilson and Hilferty's approximation).
 import itertools
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from octavo.errors import OctavoError
 from octavo.executors.executor import PromptRow, SampleRow

@@ -54,11 +54,13 @@ class BlockPool:
         """Blocks that stand in no table; they may still hold cached content."""
         return len(self._free)
 
-    def take(self) -> int:
-        """Remove the least recently used free block and return it with one reference."""
-        block, _ = self._free.popitem(last=False)
-        self.ref_counts[block] = 1
-        return block
+    def take(self, num_blocks: int) -> list[int]:
+        """Remove the least recently used free blocks and return them with one reference each."""
+        pop, counts = self._free.popitem, self.ref_counts
+        blocks = [pop(last=False)[0] for _ in range(num_blocks)]
+        for block in blocks:
+            counts[block] = 1
+        return blocks
 
     def share(self, block: int) -> None:
         """Add a reference, reviving the block if it was free."""
@@ -190,7 +192,7 @@ class BlockManager:
         self._reserve(sequence, num_new)
         if match.partial_block is not None:
             self.pool.touch(match.partial_block)
-            destination = self._take_for(sequence)
+            (destination,) = self._take_for(sequence, 1)
             self._copies.append(BlockCopy(match.partial_block, destination))
             sequence.block_table.append(destination)
         sequence.num_computed = match.num_tokens
@@ -250,11 +252,11 @@ class BlockManager:
         if max(0, num_new - sequence.num_reserved) + is_shared > self.num_available:
             return False
         if is_shared:
-            source, table[tail] = table[tail], self._take()
+            source, (table[tail],) = table[tail], self._take(1)
             self._copies.append(BlockCopy(source, table[tail]))
             self.pool.release(source, is_cached=self.cache.holds(source))
-        for _ in range(num_new):
-            table.append(self._take_for(sequence))
+        if num_new > 0:
+            table += self._take_for(sequence, num_new)
         sequence.capacity = len(table) * size
         return True
 
@@ -263,12 +265,13 @@ class BlockManager:
         if not self.enable_prefix_caching:
             return
         size, tokens, hashes = self.block_size, sequence.token_ids, sequence.block_hashes
+        parent = hashes[first - 1] if first else self.cache.root(sequence.request.extra_keys)
+        origin = Origin(sequence.request.request_id, self.now)
         for i in range(first, end):
-            parent = hashes[i - 1] if i else self.cache.root(sequence.request.extra_keys)
             packed = pack(tokens[i * size : (i + 1) * size])
             block_hash = self._hash_of(sequence, i, parent, packed)
-            origin = Origin(sequence.request.request_id, self.now)
             self.cache.insert(sequence.block_table[i], parent, packed, block_hash, origin)
+            parent = block_hash
 
     def forget(self) -> None:
         """Make no block findable any more; those in use stay in use."""
@@ -301,16 +304,14 @@ class BlockManager:
         self.num_reserved += num_blocks - sequence.num_reserved
         sequence.num_reserved = num_blocks
 
-    def _take_for(self, sequence: Sequence) -> int:
-        if sequence.num_reserved:
-            self._reserve(sequence, sequence.num_reserved - 1)
-        return self._take()
+    def _take_for(self, sequence: Sequence, num_blocks: int) -> list[int]:
+        self._reserve(sequence, max(0, sequence.num_reserved - num_blocks))
+        return self._take(num_blocks)
 
-    def _take(self) -> int:
-        block = self.pool.take()
-        if self.cache.evict(block, self.now):
-            self.num_evicted += 1
-        return block
+    def _take(self, num_blocks: int) -> list[int]:
+        blocks = self.pool.take(num_blocks)
+        self.num_evicted += self.cache.evict(blocks, self.now)
+        return blocks
 
     # --- accounting -----------------------------------------------------------------------------
 

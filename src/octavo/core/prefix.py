@@ -12,26 +12,36 @@ import hashlib
 from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 _TOKEN_BYTES = 4
 # Evicted blocks whose hashes are remembered, the latest ones: 0.5 MB at most.
 EVICTED_REMEMBERED = 4096
 
 
-class CacheEntry(NamedTuple):
-    """What one block holds: its packed tokens, after `parent`. No `block_hash` if not full."""
+@dataclass(slots=True)
+class Origin:
+    """Which request computed a block, and when: seconds on the clock of whoever asks.
+
+    Nobody changes one.
+    """
+
+    request_id: str
+    computed_at: float
+
+
+@dataclass(slots=True)  # frozen, it would take four times as long to make
+class CacheEntry:
+    """What one block holds: its packed tokens, after `parent`. No `block_hash` if not full.
+
+    Nobody changes one.
+    """
 
     parent: bytes
     tokens: bytes
     block_hash: bytes | None
-
-
-class Origin(NamedTuple):
-    """Which request computed a block, and when: seconds on the clock of whoever asks."""
-
-    request_id: str
-    computed_at: float
+    origin: Origin
 
 
 UNKNOWN_ORIGIN = Origin("", 0.0)
@@ -53,7 +63,6 @@ class PrefixCache:
         # Per parent, the children sorted by their tokens: of a sorted list, the entry that shares
         # the longest beginning with a key stands next to where the key would be inserted.
         self._children: dict[bytes, list[tuple[bytes, int]]] = {}
-        self._origins: dict[int, Origin] = {}
         # Hash -> when it was evicted, oldest first. A hash covers the salt, so nobody learns here
         # of what stood under another one.
         self._evicted: OrderedDict[bytes, float] = OrderedDict()
@@ -82,9 +91,10 @@ class PrefixCache:
     def find(self, block_hash: bytes, parent: bytes, tokens: bytes) -> int | None:
         """Return the block of this hash, if it really holds `tokens` after `parent`."""
         block = self._by_hash.get(block_hash)
-        if block is None or self._entries[block] != (parent, tokens, block_hash):
+        if block is None:
             return None
-        return block
+        entry = self._entries[block]
+        return block if entry.parent == parent and entry.tokens == tokens else None
 
     def find_partial(self, parent: bytes, tokens: bytes) -> tuple[int | None, int]:
         """Return the child of `parent` that begins with most of `tokens`, and how many tokens."""
@@ -124,32 +134,40 @@ class PrefixCache:
         if block_hash is not None:
             self._by_hash[block_hash] = block
             self._evicted.pop(block_hash, None)
-        self._entries[block] = CacheEntry(parent, tokens, block_hash)
-        self._origins[block] = origin
-        insort(self._children.setdefault(parent, []), (tokens, block))
+        self._entries[block] = CacheEntry(parent, tokens, block_hash, origin)
+        siblings = self._children.get(parent)
+        if siblings is None:
+            self._children[parent] = [(tokens, block)]
+        else:
+            insort(siblings, (tokens, block))
 
-    def remove(self, block: int) -> bool:
-        """Forget `block`, which is about to be overwritten. Returns whether it was known."""
+    def remove(self, block: int) -> CacheEntry | None:
+        """Forget `block`, which is about to be overwritten. Returns what was known of it."""
         entry = self._entries.pop(block, None)
         if entry is None:
-            return False
-        del self._origins[block]
+            return None
         if entry.block_hash is not None:
             del self._by_hash[entry.block_hash]
         children = self._children[entry.parent]
-        del children[bisect_left(children, (entry.tokens, block))]
-        if not children:
+        if len(children) == 1:
             del self._children[entry.parent]
-        return True
+        else:
+            del children[bisect_left(children, (entry.tokens, block))]
+        return entry
 
-    def evict(self, block: int, now: float) -> bool:
-        """As `remove`, but remember for a while that the content was here until `now`."""
-        entry = self._entries.get(block)
-        if entry is not None and entry.block_hash is not None:
-            self._evicted[entry.block_hash] = now
-            if len(self._evicted) > EVICTED_REMEMBERED:
-                self._evicted.popitem(last=False)
-        return self.remove(block)
+    def evict(self, blocks: Iterable[int], now: float) -> int:
+        """As `remove`, but remember for a while that the content was here until `now`.
+
+        Returns how many of the blocks were known.
+        """
+        known = [entry for block in blocks if (entry := self.remove(block)) is not None]
+        evicted = self._evicted
+        for entry in known:
+            if entry.block_hash is not None:
+                evicted[entry.block_hash] = now
+                if len(evicted) > EVICTED_REMEMBERED:
+                    evicted.popitem(last=False)
+        return len(known)
 
     def forget_evicted(self) -> None:
         """Remember no eviction any more."""
@@ -161,7 +179,7 @@ class PrefixCache:
 
     def origin_of(self, block: int) -> Origin:
         """Return who computed a findable block, and when."""
-        return self._origins[block]
+        return self._entries[block].origin
 
     def holds(self, block: int) -> bool:
         """Whether the block's content can be found."""
@@ -174,7 +192,6 @@ class PrefixCache:
         children = sorted((e.parent, e.tokens, b) for b, e in self._entries.items())
         indexed = sorted((p, t, b) for p, kids in self._children.items() for t, b in kids)
         assert children == indexed, "child index differs from the entries"
-        assert self._origins.keys() == self._entries.keys(), "origins differ from the entries"
         assert not self._evicted.keys() & self._by_hash.keys(), "an evicted hash can be found"
 
 

@@ -13,7 +13,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from octavo.core.blocks import BlockCopy, BlockManager
 from octavo.core.lookup import CacheLookup
@@ -30,8 +30,12 @@ MAX_PREEMPTIONS = 3
 _by_order = attrgetter("order")
 
 
-class Chunk(NamedTuple):
-    """Compute the tokens [start, start + length) of `sequence`, then draw `num_samples` tokens."""
+@dataclass(slots=True)  # frozen, it would take four times as long to make, for every token
+class Chunk:
+    """Compute the tokens [start, start + length) of `sequence`, then draw `num_samples` tokens.
+
+    Nobody changes one.
+    """
 
     sequence: Sequence
     start: int
@@ -189,14 +193,16 @@ class Scheduler:
         prefilling = self._schedule_decodes(chunks, preempted, held)
         num_decodes = len(chunks)
         most = self.max_num_batched_tokens if budget is None else budget
-        is_timed = budget is None and len(self.running) > len(prefilling)
-        is_timed = is_timed and self.target_itl is not None
-        decodes = [c[1:3] for c in chunks] if is_timed else []
-        room = self.room(decodes, most - num_decodes, is_timed=is_timed)
+        # Only prompts take room, and only streams make its time matter.
+        has_prompts, has_streams = prefilling or self.waiting, len(self.running) > len(prefilling)
+        is_timed = bool(budget is None and has_prompts and has_streams)
+        room = self.room(
+            ((c.start, c.length) for c in chunks), most - num_decodes, is_timed=is_timed
+        )
         for sequence in prefilling:
             self._schedule_prefill(sequence, room, chunks)
         admitted: list[Sequence] = []
-        if room.num_left > 0 and not preempted:
+        if self.waiting and room.num_left > 0 and not preempted:
             for sequence in self._admit(held):
                 admitted.append(sequence)
                 self._schedule_prefill(sequence, room, chunks)
@@ -213,34 +219,30 @@ class Scheduler:
             self.blocks.drain_lookups(),
         )
 
-    def room(self, decodes: list[tuple[int, int]], budget: int, *, is_timed: bool) -> Room:
+    def room(self, decodes: Iterable[tuple[int, int]], budget: int, *, is_timed: bool) -> Room:
         """Return what prompts may take of a step beside `decodes`, each (first position, tokens).
 
         is_timed: whether the target counts, since somebody generates.
         """
         if self.cost is None or self.target_itl is None or not is_timed:
             return Room(budget)
-        return Room(budget, self.cost.price(decodes, len(decodes)), self.target_itl)
+        spans = list(decodes)
+        return Room(budget, self.cost.price(spans, len(spans)), self.target_itl)
 
     def _schedule_decodes(
         self, chunks: list[Chunk], preempted: list[Sequence], held: Set[Sequence]
     ) -> list[Sequence]:
         """Give one token to each running sequence that lacks one; return those that lack more."""
-        running, prefilling = self.running, []
+        prefilling: list[Sequence] = []
         add_chunk = chunks.append
-        position = 0
-        while position < len(running):
-            sequence = running[position]
+        for sequence in tuple(self.running):  # those who yield leave it
             computed = sequence.num_computed
-            if held and sequence in held:
-                pass
-            elif len(sequence.token_ids) - computed > 1:
+            if (held and sequence in held) or (preempted and sequence in preempted):
+                continue
+            if len(sequence.token_ids) - computed > 1:
                 prefilling.append(sequence)
             elif computed < sequence.capacity or self._grow_or_preempt(sequence, preempted):
                 add_chunk(Chunk(sequence, computed, 1, sequence.num_samples))
-            else:
-                continue  # it was the last to yield, and has left `running`
-            position += 1
         return prefilling
 
     def _schedule_prefill(self, sequence: Sequence, room: Room, chunks: list[Chunk]) -> None:
@@ -344,20 +346,22 @@ class Scheduler:
         advanced: list[Sequence] = []
         finished: list[Sequence] = []
         size = self.blocks.block_size
-        for sequence, start, length, num_samples in plan.chunks:
+        for chunk in plan.chunks:
+            sequence, start, length = chunk.sequence, chunk.start, chunk.length
+            num_samples = chunk.num_samples
             sequence.num_computed = computed = start + length
             if start % size + length >= size:
                 self.blocks.publish(sequence, start // size, computed // size)
             if length > 1:
                 self._num_openings += num_samples > 0
-            if num_samples > 1:
+            if num_samples == 1:
+                advanced.append(sequence)
+                if sequence.append(next(drawn)) is not None:
+                    finished.append(sequence)
+            elif num_samples:
                 takers = self._fork(sequence, num_samples)
                 advanced += takers
-                finished += [taker for taker in takers if taker.append(next(drawn))]
-            elif num_samples:
-                advanced.append(sequence)
-                if sequence.append(next(drawn)):
-                    finished.append(sequence)
+                finished += [taker for taker in takers if taker.append(next(drawn)) is not None]
         self._retire(finished)
         self.counters.num_computed_tokens += plan.num_tokens
         self.counters.num_generated_tokens += len(advanced)
@@ -379,14 +383,15 @@ class Scheduler:
         return family
 
     def _retire(self, finished: list[Sequence]) -> None:
+        if not finished:
+            return
         self._num_openings += len(finished)
         for sequence in finished:
             self._count_finished(sequence)
             sequence.status = SequenceStatus.FINISHED
             self._num_seats -= sequence.num_samples
             self.blocks.free(sequence)
-        if finished:
-            self.running = [s for s in self.running if s.status is SequenceStatus.RUNNING]
+        self.running = [s for s in self.running if s.status is SequenceStatus.RUNNING]
 
     def _count_finished(self, sequence: Sequence) -> None:
         self.counters.num_finished += 1

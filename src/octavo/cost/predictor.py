@@ -9,8 +9,10 @@ Invariant: the same observations in the same order give the same predictions; a 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
+
+import msgspec
 
 from octavo.cost.accounting import OperationCost, PreparedProgram
 from octavo.cost.hardware import Efficiency, Machine
@@ -47,8 +49,7 @@ class StepPrice(NamedTuple):
         return self.predictor.extend(self, start, length, logit_rows)
 
 
-@dataclass(frozen=True, slots=True)
-class StepAccount:
+class StepAccount(msgspec.Struct, frozen=True):
     """A step that was run. Times in seconds; flops and bytes of all its operations.
 
     bound: what most of its predicted time goes to. roofline_share: the least time that the
@@ -79,7 +80,6 @@ class StepPredictor:
         self.times = StepTimes(prepared, machine)
         limits = replace(machine, efficiency=Efficiency(1.0, 1.0, 0.0), step_overhead=0.0)
         self._limits = StepTimes(prepared, limits)
-        self._windows = [op.operation.window for op in self.times.attention]
         self._totals = _Totals(prepared, self.times)
         self._decode, self._prompt = _Factor(), _Factor()
 
@@ -88,12 +88,7 @@ class StepPredictor:
     def price(self, chunks: Sequence[tuple[int, int]], logit_rows: int) -> StepPrice:
         """Return the price of chunks, each (first position, tokens)."""
         contexts = [start + 1 for start, length in chunks if length == 1]
-        counts = tuple(
-            [
-                sum(contexts) if window is None else sum([min(c, window) for c in contexts])
-                for window in self._windows
-            ]
-        )
+        counts = tuple([op.count_decodes(contexts) for op in self.times.attention])
         if len(contexts) == len(chunks):
             return self._price(len(contexts), logit_rows, counts, counts, None)
         decode_rows = min(logit_rows, len(contexts))
@@ -164,8 +159,8 @@ class StepPredictor:
         for op, pairs, positions in zip(
             self.times.attention, step.pairs, step.positions, strict=True
         ):
-            bound = op.bound(step.num_rows, pairs, positions)
-            seconds[bound] += op.of_counts(step.num_rows, pairs, positions)
+            bound, taken = op.bound(step.num_rows, pairs, positions)
+            seconds[bound] += taken
         return max(seconds, key=seconds.__getitem__)
 
 

@@ -8,8 +8,9 @@ Invariant: more flops, more bytes or a slower machine never take less time.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from octavo.cost.accounting import OperationCost
 from octavo.cost.hardware import Machine
@@ -18,8 +19,7 @@ from octavo.program.ops import Attention, Linear, Traffic
 Bound = Literal["compute", "memory", "overhead"]
 
 
-@dataclass(frozen=True, slots=True)
-class OperationTime:
+class OperationTime(msgspec.Struct, frozen=True, gc=False):
     """Predicted seconds of one operation: those of its products, its bytes and its overhead.
 
     near: of what does not overlap with the products, as values in a cache.

@@ -7,7 +7,7 @@ Invariant: a step's time is that of the sum over its operations, to rounding.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -55,6 +55,15 @@ class StepTimes:
         """
         num_rows = int(rows.sum())  # sums of int32 are int64
         attention = sum(op.seconds(rows, contexts, num_rows) for op in self.attention)
+        return self.rows_seconds(num_rows, logit_rows) + attention
+
+    def of_decodes(self, contexts: Sequence[int], logit_rows: int) -> float:
+        """Return the time of a step of one token for each of a few contexts.
+
+        As `seconds`, but the sum of a list takes a tenth of the time of an array's.
+        """
+        num_rows = len(contexts)
+        attention = sum([op.of_decodes(contexts) for op in self.attention])
         return self.rows_seconds(num_rows, logit_rows) + attention
 
     def of_chunks(self, chunks: list[Chunk], logit_rows: int) -> float:
@@ -105,6 +114,16 @@ class AttentionTimes:
         """Return the time of all these layers."""
         return self.of_counts(num_rows, *self._count_seen(rows, contexts, num_rows))
 
+    def of_decodes(self, contexts: Sequence[int]) -> float:
+        """Return the time of all these layers over rows that each see one of `contexts`."""
+        seen = self.count_decodes(contexts)
+        return self.of_counts(len(contexts), seen, seen)
+
+    def count_decodes(self, contexts: Sequence[int]) -> int:
+        """Return the positions that rows see and read, each of another sequence."""
+        window = self.operation.window
+        return sum(contexts if window is None else [min(c, window) for c in contexts])
+
     def of_counts(self, num_rows: int, pairs: int, positions: int) -> float:
         """Return the time of all these layers over what their rows see and read."""
         return self.count * self._time(num_rows, pairs, positions).seconds
@@ -114,9 +133,10 @@ class AttentionTimes:
         window = self.operation.window
         return context if window is None else min(context, window + rows - 1)
 
-    def bound(self, num_rows: int, pairs: int, positions: int) -> Bound:
-        """Return what most of the time goes to."""
-        return self._time(num_rows, pairs, positions).bound
+    def bound(self, num_rows: int, pairs: int, positions: int) -> tuple[Bound, float]:
+        """Return what most of the time goes to, and the time of all these layers."""
+        time = self._time(num_rows, pairs, positions)
+        return time.bound, self.count * time.seconds
 
     def _time(self, num_rows: int, pairs: int, positions: int) -> OperationTime:
         """One layer's."""

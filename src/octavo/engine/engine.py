@@ -10,6 +10,7 @@ failed, and from then on holds no block.
 from collections.abc import Callable, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import compress
 
 from octavo.core.scheduler import Scheduler, StepPlan
 from octavo.cost.predictor import StepAccount, StepPredictor, StepPrice
@@ -250,7 +251,9 @@ class Engine:
     def _price(self, plan: StepPlan, batch: Batch) -> StepPrice | None:
         if self.predictor is None:
             return None
-        return self.predictor.price([chunk[1:3] for chunk in plan.chunks], len(batch.logit_rows))
+        return self.predictor.price(
+            [(chunk.start, chunk.length) for chunk in plan.chunks], len(batch.logit_rows)
+        )
 
     def _observe(self, price: StepPrice | None, duration: float) -> StepAccount | None:
         if price is None:
@@ -270,25 +273,26 @@ class Engine:
         self._last_step_time = result.duration
         self._keep_prompt_logprobs(batch, result)
         self._pool_states(batch, result)
-        drawn = list(zip(result.token_ids, result.logprobs, strict=True))
+        token_ids, logprobs = result.token_ids, result.logprobs
         if result.errors:
             # What a failed request computed is in doubt: it leaves before anything is published.
             for request_id, error in result.errors.items():
                 self._end(self._active[request_id], FinishReason.ERROR, error)
-            rows = zip(drawn, batch.samples, strict=True)
-            drawn = [pair for pair, row in rows if row.request.request_id not in result.errors]
+            is_sound = [row.request.request_id not in result.errors for row in batch.samples]
+            token_ids, logprobs = [*compress(token_ids, is_sound)], [*compress(logprobs, is_sound)]
             plan = plan.without(result.errors.keys())
-        advanced = self.scheduler.commit(plan, [token_id for token_id, _ in drawn])
-        for sequence, (token_id, logprobs) in zip(advanced, drawn, strict=True):
+        advanced = self.scheduler.commit(plan, token_ids)
+        for sequence, token_id, found in zip(advanced, token_ids, logprobs, strict=True):
             active = self._active[sequence.request.request_id]
             active.sequences[sequence.index] = sequence
-            if active.is_quiet and sequence.finish_reason is None:
-                if active.metrics.first_token_time is None:
-                    active.metrics.first_token_time = now
-                continue
-            if active.grammar is not None and sequence.finish_reason is None:
-                self._constraints.advance(sequence, active.grammar.result(), token_id)
-            self._emit_token(active, sequence, token_id, logprobs, now)
+            if sequence.finish_reason is None:
+                if active.is_quiet:
+                    if active.metrics.first_token_time is None:
+                        active.metrics.first_token_time = now
+                    continue
+                if active.grammar is not None:
+                    self._constraints.advance(sequence, active.grammar.result(), token_id)
+            self._emit_token(active, sequence, token_id, found, now)
 
     def _keep_prompt_logprobs(self, batch: Batch, result: StepResult) -> None:
         for row, found in zip(batch.prompt_rows, result.prompt_logprobs, strict=True):

@@ -46,11 +46,11 @@ class Work(NamedTuple):
 
     def plus(self, other: "Work") -> "Work":
         """Return both together."""
-        return Work(*map(add, self, other))
+        return Work._make(map(add, self, other))
 
     def minus(self, other: "Work") -> "Work":
         """Return what is left without `other`, a part of it."""
-        return Work(*map(sub, self, other))
+        return Work._make(map(sub, self, other))
 
     @property
     def priced(self) -> float:

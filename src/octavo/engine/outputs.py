@@ -10,14 +10,15 @@ request has `is_last`.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from octavo.executors.executor import TokenLogprobs
 from octavo.request import CompletionOutput, Logprob, Request, RequestMetrics, RequestOutput
 
 PromptLogprobs = list[dict[int, Logprob] | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputDelta:
+class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What one step added to one sequence.
 
     text: whole characters that no stop string can take back any more. logprobs: one dict per token

@@ -11,10 +11,10 @@ import platform
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from octavo.errors import UnsupportedModelError

@@ -7,9 +7,9 @@ too. Invariant: a row's result depends on its own sequence alone, never on the r
 
 from collections.abc import Sequence as Ordered
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +19,7 @@ from octavo.request import Request
 Int32 = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(msgspec.Struct, frozen=True, gc=False):
     """Draw one token from the logits of row `logit_row` (an index into `Batch.logit_rows`).
 
     index: which of the request's n sequences draws. position: the place in the sequence that the
@@ -39,8 +38,7 @@ class SampleRow:
     mask: NDArray[np.uint32] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRow:
+class PromptRow(msgspec.Struct, frozen=True, gc=False):
     """Report the log-probability of the known token `token_id` under row `logit_row`.
 
     position: the place of `token_id` in its prompt (so the row is that of position - 1).
@@ -54,8 +52,7 @@ class PromptRow:
     num_top: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class StateSpan:
+class StateSpan(msgspec.Struct, frozen=True):
     """Return the final states of `length` rows of a request, the first at `position`."""
 
     request_id: str
@@ -63,8 +60,7 @@ class StateSpan:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True, eq=False):
     """One step as arrays, for T rows in S chunks.
 
     token_ids, positions: (T,). chunk_starts: (S + 1,), chunk i is rows
@@ -84,12 +80,11 @@ class Batch:
     logit_rows: Int32
     samples: tuple[SampleRow, ...] = ()
     prompt_rows: tuple[PromptRow, ...] = ()
-    state_rows: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    state_rows: Int32 = msgspec.field(default_factory=lambda: np.zeros(0, np.int32))
     state_spans: tuple[StateSpan, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(msgspec.Struct, frozen=True):
     """Natural log-probabilities at one position, of the distribution before any sampling parameter.
 
     rank: 1 is the likeliest. top_ids, top_logprobs: the likeliest first, ties by smaller id.
@@ -102,8 +97,7 @@ class TokenLogprobs:
     top_logprobs: Ordered[float]
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True):
     """What a step produced: one token per `Batch.samples`, in order.
 
     logprobs: parallel to `token_ids`; None where the request did not ask. prompt_logprobs: parallel
@@ -114,8 +108,8 @@ class StepResult:
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    errors: dict[str, OctavoError] = field(default_factory=dict)
+    prompt_logprobs: list[TokenLogprobs | None] = []
+    errors: dict[str, OctavoError] = {}
     duration: float = 0.0
     states: NDArray[np.float32] | None = None
 

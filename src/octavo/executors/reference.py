@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 

@@ -53,9 +53,9 @@ def build_lengths(plan: StepPlan, mask_of: MaskOf) -> Batch:
         positions=_NONE,
         chunk_starts=starts,
         block_tables=_NONE,
-        context_lengths=np.array([start + length for _, start, length, _ in chunks], np.int32),
+        context_lengths=np.array([c.start + c.length for c in chunks], np.int32),
         copies=_NONE,
-        logit_rows=np.empty(sum([samples for *_, samples in chunks]), np.int32),
+        logit_rows=np.empty(sum([c.num_samples for c in chunks]), np.int32),
         state_rows=_NONE,
     )
 
@@ -102,9 +102,12 @@ class SimulatedExecutor:
 
     def submit(self, batch: Batch) -> Future[StepResult]:
         """Let the predicted time of the step pass, and draw one token for each row of logits."""
-        starts, num_samples = batch.chunk_starts, len(batch.logit_rows)
-        rows = starts[1:] - starts[:-1]
-        seconds = self._steps.seconds(rows, batch.context_lengths, num_samples)
+        starts, contexts = batch.chunk_starts, batch.context_lengths
+        num_samples = len(batch.logit_rows)
+        if starts[-1] == len(contexts):
+            seconds = self._steps.of_decodes(contexts.tolist(), num_samples)
+        else:
+            seconds = self._steps.seconds(starts[1:] - starts[:-1], contexts, num_samples)
         self._clock.advance(seconds)
         nothing: list[TokenLogprobs | None] = [None] * num_samples
         return Done(StepResult([self._spells] * num_samples, nothing, duration=seconds))
