@@ -213,8 +213,10 @@ void group_tile(const Matrix& m, const Activations& rows, int row, int count, in
         prefetch(block + AHEAD, block_size(format));
         add_group_to<format>(acc, Packed<format>{block}, rows, at);
     }
-    for (int r = 0; r < count; ++r)
-        store_outputs(acc[r], to, row + r, panel, m.outputs);
+    // Indexed by constants alone, else all sums lie in memory, and each group stores them.
+    each<R>([&]<int r>() INLINED {
+        if (r < count) store_outputs(acc[r], to, row + r, panel, m.outputs);
+    });
 }
 
 // Add unpacked groups to the sums of R rows.
