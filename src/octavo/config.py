@@ -172,6 +172,9 @@ class ServerConfig(_Settings):
         minimum=0,
     )
     max_body_bytes: int = _setting(16 << 20, "Largest body of a request.", minimum=1)
+    max_body_values: int = _setting(
+        1 << 18, "Values in a body, token ids among them; each takes time to check.", minimum=1
+    )
     pooling: Literal["mean", "last", "none"] = _setting(
         "mean",
         "What an embedding is of a text's token states: their mean, the last, or none is served.",
