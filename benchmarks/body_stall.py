@@ -97,7 +97,7 @@ def main() -> None:
     """Print one JSON document; a kind of body per line on the way."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=MODELS, default="tiny")
-    parser.add_argument("--values", type=int, nargs="+", default=[250_000, 1_000_000])
+    parser.add_argument("--values", type=int, nargs="+", default=[75_000, 145_000, 1_000_000])
     options = parser.parse_args()
     rows = []
     with Server(options.model) as server:

@@ -173,7 +173,10 @@ class ServerConfig(_Settings):
     )
     max_body_bytes: int = _setting(16 << 20, "Largest body of a request.", minimum=1)
     max_body_values: int = _setting(
-        1 << 18, "Values in a body, token ids among them; each takes time to check.", minimum=1
+        150_000,
+        "Most values and names in a body, token ids among them: while they are read and checked, "
+        "nothing else is answered.",
+        minimum=1,
     )
     pooling: Literal["mean", "last", "none"] = _setting(
         "mean",

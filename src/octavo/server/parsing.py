@@ -18,26 +18,27 @@ from octavo.errors import BodyTooLargeError
 
 
 def check_values(body: bytes, limit: int) -> None:
-    """Raise HTTPException where JSON has more than `limit` values, or more texts and names.
+    """Raise HTTPException where JSON has more than `limit` values and names.
 
     What is no JSON may be told either way: it is refused in any case.
     """
-    # A value follows an opening bracket, a comma, or its name, which follows one of these.
-    if _count_openings(body) <= limit:
+    if _count(body) <= limit:
         return
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
     num_texts = bare.count(b'"') // 2
-    if num_texts > limit or _count_openings(b"".join(bare.split(b'"')[::2])) > limit:
+    if num_texts > limit or _count(b"".join(bare.split(b'"')[::2])) > limit:
         # FastAPI tells any other exception as a body that does not parse.
         raise HTTPException(
             BodyTooLargeError.status,
-            f"The body has more than {limit:,} values, which is what the server takes. Send fewer "
-            "at a time, or start octavo with a larger --max-body-values.",
+            f"The body has more than {limit:,} values and names, which is what the server "
+            "takes. Send fewer at a time, or start octavo with a larger --max-body-values.",
         )
 
 
-def _count_openings(text: bytes) -> int:
-    return text.count(b",") + text.count(b"[") + text.count(b"{")
+def _count(text: bytes) -> int:
+    """Return what JSON has of commas, colons and opening brackets: each value or name follows one
+    of them, the outermost value aside."""
+    return sum(map(text.count, (b",", b":", b"[", b"{")))
 
 
 def bounded_route(max_values: int) -> type[APIRoute]:
