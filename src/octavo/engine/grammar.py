@@ -20,6 +20,7 @@ from typing import Any
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
+from octavo.engine import clock
 from octavo.engine.matching import (
     MAX_ENDING,
     GrammarVocabulary,
@@ -88,7 +89,8 @@ class GrammarCompiler:
         key = _key(spec, reasoning)
         future = self._kept.get(key)
         if future is None or (future.done() and future.exception() is not None):
-            future = self._threads.submit(self._compile, spec, reasoning)
+            deadline = clock.monotonic() + COMPILE_SECONDS
+            future = self._threads.submit(self._compile_by, deadline, spec, reasoning)
             self._kept[key] = future
             if len(self._kept) > _NUM_KEPT:
                 self._kept.popitem(last=False)
@@ -108,6 +110,14 @@ class GrammarCompiler:
     def vocabulary(self) -> GrammarVocabulary:
         """The tokenizer as the compiler takes it; made at first use, which takes a moment."""
         return GrammarVocabulary(self._tokenizer, self._vocab_size)
+
+    def _compile_by(
+        self, deadline: float, spec: StructuredOutputs, reasoning: Reasoning | None
+    ) -> Grammar:
+        """Compile, unless whoever asked has given up: nothing ends a compilation that has begun."""
+        if clock.monotonic() >= deadline:
+            raise compiled_too_late()
+        return self._compile(spec, reasoning)
 
     def _compile(self, spec: StructuredOutputs, reasoning: Reasoning | None) -> Grammar:
         source = grammar_source(spec, reasoning, self.vocabulary.special)
@@ -315,6 +325,14 @@ def _key(spec: StructuredOutputs, reasoning: Reasoning | None) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRequestError(f"{spec.kind} is not JSON: {_one_line(error)}") from None
     return repr((spec.kind, text, spec.disable_any_whitespace, reasoning))
+
+
+def compiled_too_late() -> BadRequestError:
+    """Return the error of a grammar that was not there in time."""
+    return BadRequestError(
+        f"The grammar was not compiled within {COMPILE_SECONDS:.0f} seconds. Simplify it, or try "
+        "again when fewer are compiled."
+    )
 
 
 def _one_line(problem: object) -> str:
