@@ -171,7 +171,7 @@ class ServerConfig(_Settings):
         "predicted to take, or the last one took, where that is longer.",
         minimum=0,
     )
-    max_body_bytes: int = _setting(4 << 20, "Largest body of a request.", minimum=1)
+    max_body_bytes: int = _setting(2 << 20, "Largest body of a request.", minimum=1)
     max_body_values: int = _setting(
         150_000,
         "Most values and names in a body, token ids among them: while they are read and checked, "
