@@ -376,6 +376,17 @@ def test_grammar_that_takes_too_long_is_refused(monkeypatch):
         gate.set()
 
 
+def test_grammar_that_joins_many_expressions_is_refused_at_once():
+    joined = "start: A\nA: " + " & ".join(f"/(.*{c}.{{9}}.*)?/" for c in "abcdefghij" * 5)
+    texts = "start: " + " ".join('"&"' for _ in range(16))
+    schema = 'start: %json {"enum": ["' + "&" * 50 + '"]}'
+    with tiny() as llm:
+        with pytest.raises(BadRequestError, match="& 49 times, schemas aside; it may have it 16"):
+            answers(llm, StructuredOutputs(grammar=joined))
+        answers(llm, StructuredOutputs(grammar=texts))
+        answers(llm, StructuredOutputs(grammar=schema))
+
+
 def test_compilation_that_nobody_waits_for_any_more_is_not_begun(monkeypatch):
     import threading
 
