@@ -376,6 +376,18 @@ def test_grammar_that_takes_too_long_is_refused(monkeypatch):
         gate.set()
 
 
+@pytest.mark.parametrize("value", [100_001, 9_999_991, 1e300, -(10**30), 0.1234567])
+def test_multiple_of_much_is_refused_at_once(value):
+    with tiny() as llm, pytest.raises(BadRequestError, match=r"multipleOf is .* at most 100,000"):
+        answers(llm, spec({"type": "number", "multipleOf": value}))
+
+
+@pytest.mark.parametrize("value", [0.01, 7, 2.5])
+def test_multiple_of_little_is_taken(value):
+    with tiny() as llm:
+        answers(llm, spec({"type": "number", "multipleOf": value}))
+
+
 def test_grammar_that_joins_many_expressions_is_refused_at_once():
     joined = "start: A\nA: " + " & ".join(f"/(.*{c}.{{9}}.*)?/" for c in "abcdefghij" * 5)
     texts = "start: " + " ".join('"&"' for _ in range(16))

@@ -49,8 +49,7 @@ Json = dict[str, Any]
 MAX_GRAMMAR_CHARS = 1 << 14
 MAX_CHOICES = 10_000
 # An & joins expressions that hold at once: with 24 the compiler's own limits end it within 0.1 s,
-# with 49 it had no end after 15 s. Those within texts count too: where a text ends is the compiler's
-# to say.
+# with 49 it had no end after 15 s. Those in texts count too: where a text ends the compiler says.
 MAX_AMPERSANDS = 16
 COMPILE_SECONDS = 10.0
 _NUM_KEPT = 64  # compiled grammars
