@@ -20,6 +20,7 @@ class Server:
 
     def __init__(self, model: str, *options: str) -> None:
         self.model = model
+        self._num_loads = 0
         command = [*OCTAVO, "serve", MODELS[model], "--port", "0", "--max-num-seqs", "64", *options]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
@@ -38,12 +39,13 @@ class Server:
         return {**times, "engine": cpu_seconds(int(children[0]))} if children else times
 
     def load_command(self, streams: int, requests: int, prompt: int, tokens: int) -> Sequence[str]:
-        """Return what sends a closed loop of random prompts."""
+        """Return what sends a closed loop of random prompts, which no load had before."""
+        self._num_loads += 1  # prompts that were sent before would be found in the cache
         return [
             *(*OCTAVO, "bench", "serve", "--base-url", self.address, "--json", "-"),
             *("--concurrency", str(streams), "--requests", str(requests)),
             *("--prompt-tokens", str(prompt), "--output-tokens", str(tokens)),
-            *("--token-ids", IDS[self.model], "--seed", str(os.getpid())),
+            *("--token-ids", IDS[self.model], "--seed", f"{os.getpid()}{self._num_loads:03}"),
         ]
 
     def load(self, streams: int, requests: int, prompt: int, tokens: int) -> dict[str, Any]:

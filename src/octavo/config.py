@@ -171,7 +171,13 @@ class ServerConfig(_Settings):
         "predicted to take, or the last one took, where that is longer.",
         minimum=0,
     )
-    max_body_bytes: int = _setting(16 << 20, "Largest body of a request.", minimum=1)
+    max_body_bytes: int = _setting(2 << 20, "Largest body of a request.", minimum=1)
+    max_body_values: int = _setting(
+        150_000,
+        "Most values and names in a body, token ids among them: while they are read and checked, "
+        "nothing else is answered.",
+        minimum=1,
+    )
     pooling: Literal["mean", "last", "none"] = _setting(
         "mean",
         "What an embedding is of a text's token states: their mean, the last, or none is served.",

@@ -89,7 +89,7 @@ class ChatTemplateError(BadRequestError):
 
 
 class BodyTooLargeError(BadRequestError):
-    """The body of an HTTP request has more bytes than the server takes."""
+    """The body of an HTTP request has more bytes, or more values, than the server takes."""
 
     status = 413
 

@@ -258,7 +258,13 @@ def _check_texts(name: str, texts: object, allowed: str) -> None:
 
 def is_text(value: object) -> bool:
     """Whether something is a text without lone surrogates, which no encoding has."""
-    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()  # a text may be megabytes: no loop over its letters
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_id(value: object) -> bool:

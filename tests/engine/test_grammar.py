@@ -10,6 +10,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.engine import engine as engine_module
+from octavo.engine import grammar as grammar_module
 from octavo.engine.grammar import MAX_GRAMMAR_CHARS
 from octavo.errors import BadRequestError, InvalidParameterError
 from octavo.request import Reasoning, StructuredOutputs
@@ -373,6 +374,60 @@ def test_grammar_that_takes_too_long_is_refused(monkeypatch):
             answers(llm, spec(PERSON))
         assert_idle(llm.engine)
         gate.set()
+
+
+@pytest.mark.parametrize("value", [100_001, 9_999_991, 1e300, -(10**30), 0.1234567])
+def test_multiple_of_much_is_refused_at_once(value):
+    with tiny() as llm, pytest.raises(BadRequestError, match=r"multipleOf is .* at most 100,000"):
+        answers(llm, spec({"type": "number", "multipleOf": value}))
+
+
+@pytest.mark.parametrize("value", [0.01, 7, 2.5])
+def test_multiple_of_little_is_taken(value):
+    with tiny() as llm:
+        answers(llm, spec({"type": "number", "multipleOf": value}))
+
+
+def test_grammar_that_joins_many_expressions_is_refused_at_once():
+    joined = "start: A\nA: " + " & ".join(f"/(.*{c}.{{9}}.*)?/" for c in "abcdefghij" * 5)
+    texts = "start: " + " ".join('"&"' for _ in range(16))
+    schema = 'start: %json {"enum": ["' + "&" * 50 + '"]}'
+    with tiny() as llm:
+        with pytest.raises(BadRequestError, match="& 49 times, schemas aside; it may have it 16"):
+            answers(llm, StructuredOutputs(grammar=joined))
+        answers(llm, StructuredOutputs(grammar=texts))
+        answers(llm, StructuredOutputs(grammar=schema))
+
+
+def test_compilation_that_nobody_waits_for_any_more_is_not_begun(monkeypatch):
+    import threading
+
+    begun, gate, compiled = threading.Semaphore(0), threading.Event(), []
+    with tiny() as llm:
+        compiler = llm.engine._compiler
+        compile_now = compiler._compile
+
+        def compile_later(spec, reasoning):
+            begun.release()
+            assert gate.wait(30)
+            compiled.append(spec)
+            return compile_now(spec, reasoning)
+
+        compiler._compile = compile_later
+        specs = [StructuredOutputs(choice=[text]) for text in "abcd"]
+        running = [compiler.compile(each, None) for each in specs[:2]]
+        for _ in running:
+            assert begun.acquire(timeout=30)
+        patient = compiler.compile(specs[2], None)
+        monkeypatch.setattr(grammar_module, "COMPILE_SECONDS", 0)
+        late = compiler.compile(specs[3], None)
+        gate.set()
+        assert isinstance(late.exception(30), BadRequestError)
+        assert [each.exception(30) for each in (*running, patient)] == [None] * 3
+        assert specs[3] not in compiled
+        monkeypatch.undo()
+        again = compiler.compile(specs[3], None)
+        assert again.exception(30) is None, "it may be asked for again"
 
 
 def test_late_mask_holds_up_its_own_sequence_alone(monkeypatch):

@@ -28,6 +28,7 @@ def server() -> Iterator[ThreadServer]:
         ("encode", "/tokenize", {"prompt": "short"}),
         ("encode", "/tokenize", TALK),
         ("encode", "/v1/completions", completion(LONG)),
+        ("encode", "/v1/completions", completion([5], bad_words=["x"])),
         ("encode", "/v1/chat/completions", chat(LONG)),
         ("encode", "/v1/embeddings", {"input": LONG}),
         ("decode", "/detokenize", {"tokens": [5, 6, 7]}),

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.engines import greedy, only, tiny
+from tests.engines import TINY, greedy, only, tiny
 from tests.server.serving import (
     PATIENCE,
     Calls,
@@ -122,6 +123,21 @@ def test_sigterm_lets_streams_finish_and_exits_with_0() -> None:
         assert all(events[-1] == "[DONE]" for events in streams)
         assert server.process.wait(PATIENCE) == 0
         assert not is_alive(child)
+
+
+def test_sigterm_ends_a_server_whose_log_nobody_reads_any_more() -> None:
+    command = [sys.executable, "-c", "from octavo.cli.main import main; main()", "serve"]
+    with subprocess.Popen(
+        [*command, str(TINY / "llama"), "--port", "0"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert any("Ready" in line for line in process.stderr)
+            process.stderr.close()
+            process.terminate()
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
 
 
 def test_sigterm_of_the_whole_group_still_drains() -> None:

@@ -225,7 +225,7 @@ class ClientBase:
             )
 
         text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
-        if isinstance(text, str) and len(text) > LONG_TEXT:
+        if params.bad_words or (isinstance(text, str) and len(text) > LONG_TEXT):
             return await asyncio.to_thread(build)
         return build()
 

@@ -15,7 +15,7 @@ from itertools import compress
 from octavo.core.scheduler import Scheduler, StepPlan
 from octavo.cost.predictor import StepAccount, StepPredictor, StepPrice
 from octavo.engine.constraints import Constraints
-from octavo.engine.grammar import COMPILE_SECONDS, Grammar, GrammarCompiler
+from octavo.engine.grammar import COMPILE_SECONDS, Grammar, GrammarCompiler, compiled_too_late
 from octavo.engine.intake import Intake, Prompt
 from octavo.engine.lives import Life, LifeRecorder
 from octavo.engine.outlook import look_ahead
@@ -378,10 +378,7 @@ class Engine:
                 if now - active.request.arrival_time < COMPILE_SECONDS:
                     still.append(active)
                     continue
-                error: BaseException | None = BadRequestError(
-                    f"The grammar was not compiled within {COMPILE_SECONDS:.0f} seconds. "
-                    "Simplify the schema."
-                )
+                error: BaseException | None = compiled_too_late()
             else:
                 error = active.grammar.exception()
             if error is not None:

@@ -27,6 +27,7 @@ from octavo.server.explaining import Explaining
 from octavo.server.gate import Gate
 from octavo.server.generation import IGNORED, QUEUE_POSITION, Generation
 from octavo.server.keys import read_keys
+from octavo.server.parsing import bounded_route
 from octavo.server.service import Service
 from octavo.server.state import State
 from octavo.server.texts import Texts
@@ -81,6 +82,7 @@ def create_app(service: Service) -> FastAPI:
         version=version_of("octavo"),
         redirect_slashes=False,
     )
+    app.router.route_class = bounded_route(config.max_body_values)
     for route in table:
         app.add_api_route(
             route.path,

@@ -8,15 +8,30 @@ Invariant: a field that is not declared here is reported as ignored, never half-
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
 from octavo.errors import BadRequestError, InvalidParameterError
 from octavo.request import SamplingParams, StructuredOutputs
 
-Messages = list[dict[str, Any]]
+# Of a list the first wrong entry is told: each that is costs more than parsing the whole body did.
+Ids = Annotated[list[int], Field(fail_fast=True)]
+Words = Annotated[list[str], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 MAX_INPUTS = 2048  # as OpenAI allows
+
+
+def _first_wrong(given: Any) -> Any:
+    """Return a mapping, or one of its entries that is no number alone."""
+    if isinstance(given, dict):
+        for name, value in given.items():
+            if type(value) not in (int, float):
+                return {name: value}
+    return given
+
+
+Biases = Annotated[dict[str, Annotated[float, Strict()]], BeforeValidator(_first_wrong)]
 
 
 class Body(BaseModel):
@@ -59,15 +74,15 @@ class SamplingFields(Body):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = Field(None, description="Same seed and request, same tokens.")
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Words | None = None
+    stop_token_ids: Ids | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
-    logit_bias: dict[str, float] | None = Field(None, description="Token id to -100 … 100.")
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    logit_bias: Biases | None = Field(None, description="Token id to -100 … 100.")
+    allowed_token_ids: Ids | None = None
+    bad_words: Words | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(
         None, description="Keep only so many of the prompt's last tokens."
@@ -82,7 +97,7 @@ class SamplingFields(Body):
     )
     guided_json: dict[str, Any] | str | None = Field(None, description="Older name.")
     guided_regex: str | None = Field(None, description="Older name.")
-    guided_choice: list[str] | None = Field(None, description="Older name.")
+    guided_choice: Words | None = Field(None, description="Older name.")
     guided_grammar: str | None = Field(None, description="Older name.")
     priority: int = Field(0, description="Lower is earlier, with --scheduling-policy priority.")
     cache_salt: str | None = Field(None, description="Share blocks only with the same salt.")
@@ -159,7 +174,7 @@ def _bias(given: Mapping[str, float]) -> dict[int, float]:
     return bias
 
 
-Prompts = str | list[int] | list[str | list[int]]
+Prompts = str | Ids | Annotated[list[str | Ids], Field(fail_fast=True)]
 
 
 def listed(given: Prompts, field: str) -> list[str | list[int]]:
@@ -214,18 +229,18 @@ class CompletionBody(SamplingFields):
 class ChatBody(SamplingFields):
     """A request to /v1/chat/completions."""
 
-    messages: Messages = Field(description="The conversation, oldest first.", min_length=1)
+    messages: Objects = Field(description="The conversation, oldest first.", min_length=1)
     max_completion_tokens: int | None = Field(None, description="Newer name of max_tokens.")
     logprobs: bool | None = Field(False, description="Tell each token's log-probability.")
     top_logprobs: int | None = Field(None, description="Likeliest tokens to tell, 0 to 20.")
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = Field(None, description="Passed to the chat template.")
     chat_template: str | None = Field(None, description="Jinja template to use instead.")
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Objects | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
 
@@ -282,10 +297,10 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Messages | None = Field(None, min_length=1)
+    messages: Objects | None = Field(None, min_length=1)
     add_special_tokens: bool = Field(True, description="Begin a prompt with BOS.")
     return_token_strs: bool | None = Field(False, description="Tell each token's text.")
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template: str | None = None
@@ -296,16 +311,16 @@ class DetokenizeBody(Body):
     """A request to /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Ids
 
 
 class TemplateBody(Body):
     """A request to /apply-template."""
 
     model: str | None = None
-    messages: Messages = Field(min_length=1)
-    tools: list[dict[str, Any]] | None = None
-    documents: list[dict[str, Any]] | None = None
+    messages: Objects = Field(min_length=1)
+    tools: Objects | None = None
+    documents: Objects | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template: str | None = None

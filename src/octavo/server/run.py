@@ -158,12 +158,13 @@ class _Serving:
             self._uvicorn.should_exit = self._uvicorn.force_exit = True
             self._stopping.cancel()
             return
+        # First: whoever read what is told may be gone, and telling fail.
+        self._stopping = asyncio.get_running_loop().create_task(self._drain())
         num_open = self._service.admission.num_open
         self._tell(
             f"{signal.Signals(number).name}: no new requests; {num_open} running have "
             f"{self._config.shutdown_timeout:g} s to finish."
         )
-        self._stopping = asyncio.get_running_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
         await self._service.drain()
