@@ -174,8 +174,8 @@ def calibrated(
         Step(account(prepared, chunks, logit_rows), logit_rows, seconds)
         for chunks, logit_rows, seconds in steps
     ]
-    machine = fit_machine(priced, peaks)
     measured = np.array([step.measured for step in priced])
+    machine = fit_machine(priced, peaks, weights=measured)
     error = error_of(predict_steps(priced, machine), measured)
     print(f"{len(steps)} steps: median {error.median:.1%}, 95 % {error.p95:.1%} off when fitted")
     return machine

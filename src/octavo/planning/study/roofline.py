@@ -22,7 +22,7 @@ from octavo.planning.study.experiment import (
     Tick,
     number,
 )
-from octavo.planning.study.steps import num_blocks, operation_seconds
+from octavo.planning.steps import num_blocks, operation_seconds
 from octavo.planning.study.workbench import Workbench
 from octavo.program.program import Chunk
 
