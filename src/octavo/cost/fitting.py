@@ -89,13 +89,13 @@ class Step(NamedTuple):
     measured: float
 
 
-def fit_machine(
-    steps: Sequence[Step], machine: Machine, weights: Floats | None = None
-) -> Machine:
+def fit_machine(steps: Sequence[Step], machine: Machine, weights: Floats | None = None) -> Machine:
     """Return the machine with the shares and overheads that predict whole steps best.
 
     weights: of the steps' errors; equal by default. In a run, where most steps are short, their
-    seconds are what makes its length come out right. What an operation costs at least is kept, since all steps of a program have the same number of
+    seconds are what makes its length come out right.
+
+    What an operation costs at least is kept, since all steps of a program have the same number of
     them. Raises `ValueError` for fewer steps than numbers.
     """
     measured = np.asarray([step.measured for step in steps])

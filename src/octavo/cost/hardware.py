@@ -113,6 +113,7 @@ def _products(bf16: float, int8: float) -> dict[str, float]:
     """4-bit weights meet 8-bit activations; 8-bit ones meet 16 bits, in two products of 8."""
     return {"bf16": bf16, "int8": int8 / 2, "int4": int8}
 
+
 # Rows that one pass over pages of 16-bit numbers serves, in csrc/isa/attention.h and amx.cpp.
 _ATTENTION_TILES: Mapping[str, int] = {"amx": 16, "avx512": 8, "avx2": 3, "generic": 4}
 

@@ -1,39 +1,46 @@
 """Real steps of a made-up program, for what no peak tells: the shares of them that steps reach.
 
 Decides the program and which of its steps are timed: batches that decode, and prompts alone and
-beside them. Its weights are noise in two formats, one that products limit and one that memory does.
+beside them, with weights of two formats; and what the engine takes beside its executor.
 
-Invariant: the executor is the one that serves; only the weights mean nothing.
+Invariant: executor and engine are those that serve; only the weights mean nothing.
 """
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.cost.accounting import account
+from octavo.core.blocks import BlockManager
+from octavo.core.scheduler import Scheduler
+from octavo.cost.accounting import PreparedProgram, account
 from octavo.cost.fitting import Step
+from octavo.engine.engine import Engine
+from octavo.engine.intake import Intake
 from octavo.executors.cpu import CPUExecutor
 from octavo.executors.preparing import prepare
 from octavo.models.registry import build_program, read_huggingface_config
 from octavo.planning.steps import num_blocks, step_of
 from octavo.program.program import Chunk, Program
+from octavo.request import SamplingParams
 
+Clock = Callable[[], float]
 _BLOCK = 32
 # As stored: they become bf16 and int8_group.
 DTYPES = ("BF16", "Q8_0")
-# Streams that decode, positions that each sees, tokens of a prompt beside them, and those before it.
+# Streams that decode, positions that each sees, tokens of a prompt beside them, and those before.
 Point = tuple[int, int, int, int]
 POINTS: tuple[Point, ...] = (
     *((batch, 64, 0, 0) for batch in (1, 2, 3, 4, 8, 16, 32, 64)),
     *((batch, 1024, 0, 0) for batch in (1, 4, 16, 48)),
-    *((0, 0, chunk, 0) for chunk in (16, 48, 128, 256, 512)),
-    *((0, 0, chunk, 1024) for chunk in (32, 128, 512)),
-    *((batch, 256, chunk, 0) for batch, chunk in ((2, 32), (8, 128), (32, 448))),
+    *((0, 0, chunk, 0) for chunk in (16, 48, 128, 384)),
+    *((0, 0, chunk, 1024) for chunk in (32, 256)),
+    *((batch, 256, chunk, 0) for batch, chunk in ((2, 32), (8, 128), (32, 320))),
 )
-_DECODES, _PROMPTS = 4, 2  # runs of each
-_LONG_PROMPT = 64
+# Runs of a step: as many as take so long, but between two and eight.
+_SECONDS, _LEAST_RUNS, _MOST_RUNS = 0.02, 2, 8
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 16_384,
@@ -42,9 +49,10 @@ _CONFIG = {
     "num_attention_heads": 12,
     "num_key_value_heads": 4,
     "num_hidden_layers": 8,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 2048,
     "tie_word_embeddings": True,
 }
+_ENGINE_BATCHES, _ENGINE_STEPS = (1, 17), 24
 
 
 class Noise:
@@ -77,6 +85,16 @@ class Noise:
         """Do nothing: nothing is kept."""
 
 
+class Rehearsal(NamedTuple):
+    """What was measured. engine, engine_row: seconds that the engine takes beside its executor for
+    a step, and for each stream in it.
+    """
+
+    steps: list[Step]
+    engine: float
+    engine_row: float
+
+
 def chunks_of(point: Point) -> list[Chunk]:
     """Return the chunks of a step."""
     batch, context, chunk, before = point
@@ -84,49 +102,71 @@ def chunks_of(point: Point) -> list[Chunk]:
 
 
 def rehearse(
-    library: Any,
-    instruction_set: str,
-    threads: int,
-    clock: Callable[[], float],
-    points: Sequence[Point] = POINTS,
-) -> list[Step]:
-    """Return steps with the seconds that they take, the least of a few runs."""
+    library: Any, isa: str, threads: int, clock: Clock, points: Sequence[Point] = POINTS
+) -> Rehearsal:
+    """Run the steps, and the engine on top of the last program."""
     program = build_program(read_huggingface_config(_CONFIG))
-    return [
-        step
-        for dtype in DTYPES
-        for step in _steps(library, program, dtype, instruction_set, threads, clock, points)
-    ]
+    steps: list[Step] = []
+    for dtype in DTYPES:
+        weights = Noise(program, dtype)
+        executor = CPUExecutor(
+            library,
+            program,
+            weights,
+            num_blocks=max(num_blocks(chunks_of(point), _BLOCK) for point in points),
+            block_size=_BLOCK,
+            kv_dtype="bfloat16",
+            max_rows=max(sum(chunk.rows for chunk in chunks_of(point)) for point in points),
+            max_positions=program.max_context,
+            instruction_set=isa,
+            num_threads=threads,
+            clock=clock,
+        )
+        executor.pages[:] = 0x3F  # an untouched page would be read from one line of the cache
+        prepared = prepare(program, weights.dtype, "group")
+        steps += _timed(executor, prepared, points)
+    few, many = (_beside_executor(executor, clock, batch) for batch in _ENGINE_BATCHES)
+    executor.close()
+    each = max((many - few) / (_ENGINE_BATCHES[1] - _ENGINE_BATCHES[0]), 0.0)
+    return Rehearsal(steps, max(few - each, 0.0), each)
 
 
-def _steps(
-    library: Any,
-    program: Program,
-    dtype: str,
-    instruction_set: str,
-    threads: int,
-    clock: Callable[[], float],
-    points: Sequence[Point],
+def _timed(
+    executor: CPUExecutor, prepared: PreparedProgram, points: Sequence[Point]
 ) -> Iterator[Step]:
-    executor = CPUExecutor(
-        library,
-        program,
-        Noise(program, dtype),
-        num_blocks=max(num_blocks(chunks_of(point), _BLOCK) for point in points),
-        block_size=_BLOCK,
-        kv_dtype="bfloat16",
-        max_rows=max(sum(chunk.rows for chunk in chunks_of(point)) for point in points),
-        max_positions=program.max_context,
-        instruction_set=instruction_set,
-        num_threads=threads,
-        clock=clock,
-    )
-    executor.pages[:] = 0x3F  # an untouched page would be read from one line of the cache
-    prepared = prepare(program, lambda _: dtype, "group")
     for point in points:
         chunks = chunks_of(point)
         batch = step_of(chunks, _BLOCK)
-        num_runs = _PROMPTS if point[2] > _LONG_PROMPT else _DECODES
-        measured = min(executor.submit(batch).result().duration for _ in range(num_runs))
-        yield Step(account(prepared, chunks, len(chunks)), len(chunks), measured)
-    executor.close()
+        runs: list[float] = []
+        while len(runs) < _LEAST_RUNS or (sum(runs) < _SECONDS and len(runs) < _MOST_RUNS):
+            runs.append(executor.submit(batch).result().duration)
+        yield Step(account(prepared, chunks, len(chunks)), len(chunks), max(min(runs), 1e-9))
+
+
+def _beside_executor(executor: CPUExecutor, clock: Clock, batch: int) -> float:
+    """Return the median seconds of a step in which so many decode, less its executor's."""
+    blocks = BlockManager(executor.num_blocks, _BLOCK, fingerprint=executor.fingerprint)
+    engine = Engine(
+        executor=executor,
+        scheduler=Scheduler(blocks, max_num_batched_tokens=2 * batch, max_num_seqs=batch),
+        intake=Intake(
+            tokenizer=None,
+            vocab_size=executor.program.vocab_size,
+            max_model_len=executor.program.max_context,
+            max_pool_tokens=executor.num_blocks * _BLOCK,
+            seed=0,
+        ),
+        decoder=None,
+        clock=clock,
+    )
+    params = SamplingParams(
+        temperature=0.0, max_tokens=_ENGINE_STEPS, ignore_eos=True, detokenize=False
+    )
+    for number in range(batch):
+        engine.add({"prompt_token_ids": [number, 1]}, params)
+    beside = []
+    while engine.has_unfinished:
+        started = clock()
+        engine.step()
+        beside.append(clock() - started - engine.stats().step_time)
+    return statistics.median(beside)
