@@ -39,6 +39,9 @@ from octavo.planning.subject import Subject, read_subject
 from octavo.program.program import Chunk
 from octavo.request import SamplingParams
 
+# Of the fitted steps, in the median: more is no error of the model.
+MOST_OFF = 0.15
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
@@ -184,6 +187,8 @@ def calibrated(
     machine = fit_machine(priced, peaks, weights=measured)
     error = error_of(predict_steps(priced, machine), measured)
     print(f"{len(steps)} steps: median {error.median:.1%}, 95 % {error.p95:.1%} off when fitted")
+    if error.median > MOST_OFF:
+        print("Equal steps took unequal times: the machine was not idle.", file=sys.stderr)
     return machine
 
 

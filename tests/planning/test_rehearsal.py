@@ -8,15 +8,13 @@ import pytest
 
 from octavo.cost.accounting import account
 from octavo.executors.preparing import prepare
-from octavo.models.registry import build_program, read_huggingface_config
 from octavo.native import library
 from octavo.planning.rehearsal import (
-    _CONFIG,
-    _ENGINE_BATCHES,
-    DTYPES,
     POINTS,
+    PROGRAMS,
     Noise,
     chunks_of,
+    program_of,
     rehearse,
 )
 from octavo.program.program import Chunk
@@ -41,10 +39,10 @@ def test_a_point_is_its_streams_and_a_prompt() -> None:
 
 def test_every_point_fits_the_program() -> None:
     longest = max(chunk.context for point in POINTS for chunk in chunks_of(point))
-    assert longest <= build_program(read_huggingface_config(_CONFIG)).max_context
+    assert all(longest <= program_of(shape).max_context for _, shape in PROGRAMS)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [dtype for dtype, _ in PROGRAMS])
 def test_noise_is_finite_and_of_ordinary_size(dtype: str) -> None:
     program = network()
     noise = Noise(program, dtype)
@@ -60,11 +58,12 @@ def test_noise_is_finite_and_of_ordinary_size(dtype: str) -> None:
 def test_steps_are_priced_as_what_ran_and_the_engine_is_told_apart() -> None:
     isa = library.instruction_sets()[-1]
     found = rehearse(library, isa, 1, ticking(), FEW)
-    assert len(found.steps) == len(DTYPES) * len(FEW)
+    assert len(found.steps) == len(PROGRAMS) * len(FEW)
     # Between the two moments that the executor looks at the clock, it ticks once.
     assert {step.measured for step in found.steps} == {1.0}
-    program = build_program(read_huggingface_config(_CONFIG))
-    for dtype, steps in zip(DTYPES, (found.steps[:3], found.steps[3:]), strict=True):
+    halves = found.steps[:3], found.steps[3:]
+    for (dtype, shape), steps in zip(PROGRAMS, halves, strict=True):
+        program = program_of(shape)
         prepared = prepare(program, Noise(program, dtype).dtype, "group")
         for point, step in zip(FEW, steps, strict=True):
             chunks = chunks_of(point)
@@ -72,4 +71,3 @@ def test_steps_are_priced_as_what_ran_and_the_engine_is_told_apart() -> None:
             assert step.logit_rows == len(chunks)
     assert found.engine > 0  # the engine looks at the clock too
     assert found.engine_row == 0  # but not for each stream
-    assert _ENGINE_BATCHES[0] == 1

@@ -7,7 +7,7 @@ Invariant: executor and engine are those that serve; only the weights mean nothi
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +28,12 @@ from octavo.request import SamplingParams
 
 Clock = Callable[[], float]
 _BLOCK = 32
-# As stored: they become bf16 and int8_group.
-DTYPES = ("BF16", "Q8_0")
+# How weights are stored, and the shape: a wide program in bf16, and a deep narrow one in
+# int4_group, so that products, values between operations and overheads are told apart.
+PROGRAMS: tuple[tuple[str, Mapping[str, int]], ...] = (
+    ("BF16", {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 6}),
+    ("Q4_0", {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 16}),
+)
 # Streams that decode, positions that each sees, tokens of a prompt beside them, and those before.
 Point = tuple[int, int, int, int]
 POINTS: tuple[Point, ...] = (
@@ -44,11 +48,8 @@ _SECONDS, _LEAST_RUNS, _MOST_RUNS = 0.02, 2, 8
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 16_384,
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_attention_heads": 12,
+    "intermediate_size": 1536,
     "num_key_value_heads": 4,
-    "num_hidden_layers": 8,
     "max_position_embeddings": 2048,
     "tie_word_embeddings": True,
 }
@@ -56,7 +57,7 @@ _ENGINE_BATCHES, _ENGINE_STEPS = (1, 17), 24
 
 
 class Noise:
-    """Weights of any program, of ordinary size. dtype: how all matrices are stored."""
+    """Weights of any program, of ordinary size. dtype: of all matrices, BF16 or Q4_0."""
 
     def __init__(self, program: Program, dtype: str) -> None:
         self._shapes = program.parameters
@@ -77,8 +78,8 @@ class Noise:
         if self._dtype == "BF16":
             numbers = self._random.integers(0x3C00, 0x3D00, (outputs, inputs), np.uint16)
             return numbers.view(np.uint8)
-        blocks = self._random.integers(0, 256, (outputs, inputs // 32, 34), np.uint8)
-        blocks[..., :2] = np.float16(1e-3).view(np.uint16).tobytes()[0], 0x14
+        blocks = self._random.integers(0, 256, (outputs, inputs // 32, 18), np.uint8)
+        blocks[..., :2] = np.frombuffer(np.float16(1e-3).tobytes(), np.uint8)  # the scale
         return blocks.reshape(outputs, -1)
 
     def release(self, parameter: str) -> None:
@@ -101,13 +102,18 @@ def chunks_of(point: Point) -> list[Chunk]:
     return [Chunk(1, context)] * batch + [Chunk(chunk, before + chunk)] * (chunk > 0)
 
 
+def program_of(shape: Mapping[str, int]) -> Program:
+    """Return a program of a shape."""
+    return build_program(read_huggingface_config({**_CONFIG, **shape}))
+
+
 def rehearse(
     library: Any, isa: str, threads: int, clock: Clock, points: Sequence[Point] = POINTS
 ) -> Rehearsal:
     """Run the steps, and the engine on top of the last program."""
-    program = build_program(read_huggingface_config(_CONFIG))
     steps: list[Step] = []
-    for dtype in DTYPES:
+    for dtype, shape in PROGRAMS:
+        program = program_of(shape)
         weights = Noise(program, dtype)
         executor = CPUExecutor(
             library,
