@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from octavo.cost.accounting import OperationCost, account
@@ -135,6 +136,15 @@ def test_numbers_that_made_whole_steps_are_found_again() -> None:
     assert tuple(found.efficiency) == pytest.approx(tuple(TRUTH.efficiency), rel=0.02)
     assert found.step_overhead == pytest.approx(TRUTH.step_overhead, rel=0.02)
     assert found.row_overhead == pytest.approx(TRUTH.row_overhead, rel=0.02)
+
+
+def test_steps_that_weigh_nothing_are_not_heard() -> None:
+    steps = made_steps(TRUTH)
+    wrong = [step._replace(measured=10 * step.measured) for step in steps[::5]]
+    weights = np.array([1.0] * len(steps) + [1e-9] * len(wrong))
+    found = fit_machine(steps + wrong, PEAKS, weights)
+    assert tuple(found.efficiency) == pytest.approx(tuple(TRUTH.efficiency), rel=0.02)
+    assert fit_machine(steps + wrong, PEAKS).step_overhead != pytest.approx(2e-4, rel=0.02)
 
 
 def test_a_machine_whose_steps_are_too_few_is_refused() -> None:

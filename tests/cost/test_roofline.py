@@ -6,7 +6,7 @@ import pytest
 
 from octavo.cost.accounting import OperationCost
 from octavo.cost.hardware import MACHINES, Efficiency, Machine
-from octavo.cost.roofline import operation_time, step_seconds
+from octavo.cost.roofline import operation_time, product_rate, step_seconds
 from octavo.program.ops import Add, Attention, Linear, Traffic
 
 PLAIN = Machine(
@@ -71,6 +71,20 @@ def test_a_tile_costs_its_rows_and_its_weights_whether_full_or_not(
     product = OperationCost(op, "bf16", op.flops(rows), Traffic(), rows)
     assert operation_time(product, PLAIN).compute == pytest.approx(rows * 100 / 500)
     assert operation_time(product, tiled).compute == pytest.approx(worked * 100 / 500)
+
+
+@pytest.mark.parametrize(
+    ("instruction_set", "kv_heads", "worked"),
+    [(None, 4, 1), ("avx512", 4, 8 / 3), ("avx512", 12, 8), ("avx2", 4, 1), ("generic", 3, 1)],
+)
+def test_a_token_attends_at_the_cost_of_a_whole_tile_of_rows(
+    instruction_set: str | None, kv_heads: int, worked: float
+) -> None:
+    op = Attention("q", "out", 0, 12, kv_heads, 16, 1.0)
+    machine = replace(PLAIN, instruction_set=instruction_set)
+    one = OperationCost(op, "attention", op.flops(1, 50), Traffic(), 1, positions=50)
+    alone = op.flops(1, 50) / product_rate(one, machine)
+    assert operation_time(one, machine).compute == pytest.approx(worked * alone)
 
 
 @pytest.mark.parametrize("change", [{"flops": 2000}, {"weights": 8000}, {"kv_read": 8000.0}])

@@ -56,13 +56,17 @@ class PreparedProgram:
 
 @dataclass(frozen=True, slots=True)
 class OperationCost:
-    """One operation in one step. form: the format of its products. rows: that it runs on."""
+    """One operation in one step.
+
+    form: the format of its products. rows: that it runs on. positions: whose pages attention reads.
+    """
 
     operation: Operation
     form: str
     flops: int
     traffic: Traffic
     rows: int = 1
+    positions: int = 0
 
     @property
     def intensity(self) -> float:
@@ -102,4 +106,5 @@ def _cost(
     for chunk in chunks:
         traffic = traffic.plus(op.traffic(sizes, *chunk))
     flops = sum(op.flops(*chunk) for chunk in chunks)
-    return OperationCost(op, form, flops, traffic, num_rows)
+    positions = sum(op.read(*chunk) for chunk in chunks)
+    return OperationCost(op, form, flops, traffic, num_rows, positions)

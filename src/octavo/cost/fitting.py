@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from octavo.cost.accounting import OperationCost
 from octavo.cost.hardware import Efficiency, Machine
-from octavo.cost.roofline import moved_bytes
+from octavo.cost.roofline import moved_bytes, product_factor
 from octavo.program.ops import Attention, Linear
 
 Floats = NDArray[np.float64]
@@ -89,8 +89,11 @@ class Step(NamedTuple):
     measured: float
 
 
-def fit_machine(steps: Sequence[Step], machine: Machine) -> Machine:
+def fit_machine(steps: Sequence[Step], machine: Machine, weights: Floats | None = None) -> Machine:
     """Return the machine with the shares and overheads that predict whole steps best.
+
+    weights: of the steps' errors; equal by default. In a run, where most steps are short, their
+    seconds are what makes its length come out right.
 
     What an operation costs at least is kept, since all steps of a program have the same number of
     them. Raises `ValueError` for fewer steps than numbers.
@@ -98,7 +101,9 @@ def fit_machine(steps: Sequence[Step], machine: Machine) -> Machine:
     measured = np.asarray([step.measured for step in steps])
     table = _StepTable(steps, machine)
     start = np.array([0.7, 0.7, 0.5, 0.5, 0.5, float(measured.min()) / 10, 1e-5])
-    return _with_numbers(machine, least_squares(table.seconds, measured, start, _PULL))
+    shares = np.ones(len(measured)) if weights is None else weights / weights.mean()
+    found = least_squares(table.seconds, measured, start, _PULL, np.sqrt(shares))
+    return _with_numbers(machine, found)
 
 
 def predict_steps(steps: Sequence[Step], machine: Machine) -> Floats:
@@ -148,7 +153,7 @@ def _columns(cost: OperationCost, bare: Machine) -> tuple[float, ...]:
     memory, cached = far / bare.bandwidth, near / (bare.cache_bandwidth or np.inf)
     if isinstance(cost.operation, Attention):
         apart = memory if bare.instruction_set else 0.0
-        return 0.0, seconds, 0.0, memory - apart, apart, cached
+        return 0.0, seconds * product_factor(cost, bare), 0.0, memory - apart, apart, cached
     if not isinstance(cost.operation, Linear) or not cost.rows:
         return seconds, 0.0, 0.0, memory, 0.0, cached
     row, padded = seconds / cost.rows, bare.worked_rows(cost.rows)
@@ -158,11 +163,17 @@ def _columns(cost: OperationCost, bare: Machine) -> tuple[float, ...]:
 # --- least squares -------------------------------------------------------------------------------
 
 
-def least_squares(predicted: Predict, measured: Floats, start: Floats, pull: float = 0.0) -> Floats:
+def least_squares(
+    predicted: Predict,
+    measured: Floats,
+    start: Floats,
+    pull: float = 0.0,
+    scales: Floats | float = 1.0,
+) -> Floats:
     """Return the positive numbers whose predictions are nearest, by Levenberg and Marquardt.
 
     pull: weight of each number's distance from where it starts, so that one of which the times say
-    nothing stays there.
+    nothing stays there. scales: of the errors.
 
     Marquardt 1963 (SIAM J. Appl. Math. 11, 2). Raises `ValueError` for fewer times than numbers.
     """
@@ -172,7 +183,7 @@ def least_squares(predicted: Predict, measured: Floats, start: Floats, pull: flo
     damping = 1e-3
 
     def residual(at: Floats) -> Floats:
-        found = np.log(predicted(np.exp(at)) / measured)
+        found = scales * np.log(predicted(np.exp(at)) / measured)
         return np.concatenate([found, pull * (at - point_of_start)])
 
     current = residual(point)

@@ -86,6 +86,14 @@ class Machine:
         sizes = _TILES.get(self.instruction_set or "")
         return -(-rows // sizes[-1]) if sizes else 0
 
+    def idle_rows(self, group: int) -> int:
+        """Return how many rows of attention's tile are empty when one token attends.
+
+        group: heads that share keys and values. Pages are converted for a tile, not for a row: one
+        token costs nearly as much as fills it.
+        """
+        return -group % _ATTENTION_TILES.get(self.instruction_set or "", 1)
+
     def ridge(self, form: str = "bf16") -> float:
         """Return the flops per byte above which products and not memory are the limit."""
         efficiency = self.efficiency
@@ -104,6 +112,10 @@ _TILES: Mapping[str, tuple[int, ...]] = {
 def _products(bf16: float, int8: float) -> dict[str, float]:
     """4-bit weights meet 8-bit activations; 8-bit ones meet 16 bits, in two products of 8."""
     return {"bf16": bf16, "int8": int8 / 2, "int4": int8}
+
+
+# Rows that one pass over pages of 16-bit numbers serves, in csrc/isa/attention.h and amx.cpp.
+_ATTENTION_TILES: Mapping[str, int] = {"amx": 16, "avx512": 8, "avx2": 3, "generic": 4}
 
 
 _HOPPER = _products(989.4e12, 1978.9e12)

@@ -104,7 +104,7 @@ class StepPredictor:
         ops = self.times.attention
         for op, seen, read in zip(ops, step.pairs, step.positions, strict=True):
             pairs.append(seen + op.operation.seen(length, context))
-            positions.append(read + op.read(length, context))
+            positions.append(read + op.operation.read(length, context))
         return self._price(
             step.num_rows + length,
             step.logit_rows + logit_rows,

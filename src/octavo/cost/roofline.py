@@ -71,10 +71,21 @@ def product_rate(cost: OperationCost, machine: Machine) -> float:
 
 
 def product_factor(cost: OperationCost, machine: Machine) -> float:
-    """Return the work of an operation over its flops: more where tiles are not full."""
+    """Return the work of an operation over its flops: more where tiles are not full.
+
+    Of attention, one tile of each chunk is not.
+    """
+    if isinstance(cost.operation, Attention):
+        return 1.0 + cost.positions * idle_flops(cost.operation, machine) / max(cost.flops, 1)
     if not isinstance(cost.operation, Linear) or not cost.rows:
         return 1.0
     return machine.worked_rows(cost.rows) / cost.rows
+
+
+def idle_flops(op: Attention, machine: Machine) -> float:
+    """Return what the empty rows of a tile would compute with one position."""
+    group = op.heads // op.kv_heads
+    return op.flops(1, 1) * machine.idle_rows(group) / group
 
 
 def moved_bytes(traffic: Traffic, machine: Machine) -> tuple[float, float]:

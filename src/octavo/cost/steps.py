@@ -20,6 +20,7 @@ from octavo.cost.hardware import Machine
 from octavo.cost.roofline import (
     Bound,
     OperationTime,
+    idle_flops,
     moved_bytes,
     near_seconds,
     operation_time,
@@ -106,6 +107,7 @@ class AttentionTimes:
         pair = OperationCost(op, form, op.flops(1, 1), position)
         time = operation_time(pair, machine)
         self._pair, self._position, self._near_position = time.compute, time.memory, time.near
+        self._idle = idle_flops(op, machine) / product_rate(pair, machine)
         far, near = moved_bytes(row, machine)
         self._row = far / (machine.bandwidth * machine.efficiency.memory)
         self._near_row = near_seconds(near, machine)
@@ -128,11 +130,6 @@ class AttentionTimes:
         """Return the time of all these layers over what their rows see and read."""
         return self.count * self._time(num_rows, pairs, positions).seconds
 
-    def read(self, rows: int, context: int) -> int:
-        """Return the positions that a chunk reads."""
-        window = self.operation.window
-        return context if window is None else min(context, window + rows - 1)
-
     def bound(self, num_rows: int, pairs: int, positions: int) -> tuple[Bound, float]:
         """Return what most of the time goes to, and the time of all these layers."""
         time = self._time(num_rows, pairs, positions)
@@ -141,7 +138,7 @@ class AttentionTimes:
     def _time(self, num_rows: int, pairs: int, positions: int) -> OperationTime:
         """One layer's."""
         return OperationTime(
-            compute=pairs * self._pair,
+            compute=pairs * self._pair + positions * self._idle,
             memory=num_rows * self._row + positions * self._position,
             overhead=self._overhead,
             near=num_rows * self._near_row + positions * self._near_position,

@@ -1,19 +1,24 @@
 """Measures this machine in a few seconds, and says what each number means for serving.
 
 Decides which figures become the machine's limits: the bandwidth of the largest working set, the
-product rates of the instruction set that would serve. Probes are `probes`', files `kept`'s.
+product rates of the instruction set that would serve; and that what steps reach of them is fitted
+on a few real ones. Probes are `probes`', files `kept`'s.
 
 Invariant: without the native library nothing is measured, and nothing is kept.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from octavo.cost.fitting import error_of, fit_machine, predict_steps
 from octavo.cost.hardware import MEASURED, Machine
 from octavo.engine.machine import available_cpus, available_memory, cpu_model
 from octavo.planning.probes import FORMATS, WORKING_SETS, Prober, thread_counts
+from octavo.planning.rehearsal import Rehearsal
 from octavo.planning.surroundings import Finding, findings
 
 Progress = Callable[[str], None]
@@ -28,8 +33,8 @@ class Diagnosis:
 
     instruction_sets: usable ones, best first; the first serves. bandwidth: by threads, then by
     bytes of the working set. products: flops by instruction set, then by weight format. call,
-    operation: overheads. findings: on the set-up. machine: None without the native library, and
-    `obstacle` then says why.
+    operation: overheads. error: of predicted steps, in the median, as a share. findings: on the
+    set-up. machine: None without the native library, and `obstacle` then says why.
     """
 
     instruction_sets: tuple[str, ...] = ()
@@ -38,6 +43,7 @@ class Diagnosis:
     products: Rates = field(default_factory=dict)
     call: float = 0.0
     operation: float = 0.0
+    error: float = 0.0
     findings: tuple[Finding, ...] = ()
     machine: Machine | None = None
     obstacle: str = ""
@@ -69,6 +75,10 @@ def diagnose(
     products[best]["attention"] = prober.attention_rate(best, threads)
     progress("overheads")
     call, operation = prober.overheads(best, threads)
+    peaks = _machine(best, bandwidth[threads], products[best], call, operation)
+    progress("steps of a small model")
+    rehearsal = prober.rehearsal(best, threads)
+    machine, error = _fitted(peaks, rehearsal)
     return Diagnosis(
         instruction_sets=sets,
         num_threads=threads,
@@ -76,15 +86,16 @@ def diagnose(
         products=products,
         call=call,
         operation=operation,
+        error=error,
         findings=about,
-        machine=_machine(best, bandwidth[threads], products[best], call, operation),
+        machine=machine,
     )
 
 
 def _machine(
     isa: str, bandwidth: dict[int, float], products: dict[str, float], call: float, each: float
 ) -> Machine:
-    """What was reached is the limit, so no share of it is lost again."""
+    """What single operations reached is the limit; shares of it are yet to be found."""
     return Machine(
         name="this",
         title=f"this machine ({cpu_model()}, {isa})",
@@ -97,6 +108,15 @@ def _machine(
         step_overhead=call,
         instruction_set=isa,
     )
+
+
+def _fitted(peaks: Machine, found: Rehearsal) -> tuple[Machine, float]:
+    """Return the machine as steps see it, engine included, and the median error of theirs."""
+    machine = fit_machine(found.steps, peaks)
+    measured = np.array([step.measured for step in found.steps])
+    error = error_of(predict_steps(found.steps, machine), measured).median
+    step, row = machine.step_overhead + found.engine, machine.row_overhead + found.engine_row
+    return replace(machine, step_overhead=step, row_overhead=row), error
 
 
 def meanings(diagnosis: Diagnosis) -> Iterator[str]:
@@ -124,6 +144,12 @@ def meanings(diagnosis: Diagnosis) -> Iterator[str]:
     yield (
         f"A step costs {_us(diagnosis.call)} for its call and {_us(diagnosis.operation)} per "
         f"operation: {_OPERATIONS} of them, some 30 layers, take at least {_us(floor)}."
+    )
+    share = machine.efficiency
+    yield (
+        f"Steps of a small model reach {share.products:.0%} of the products, {share.memory:.0%} of "
+        f"the memory; {_us(machine.step_overhead)} each go to the engine. Predictions of them are "
+        f"{diagnosis.error:.0%} off in the median."
     )
     scaling = _scaling(diagnosis)
     if scaling is not None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from octavo.executors.packing import HugePages
+from octavo.planning.rehearsal import Rehearsal, rehearse
 
 FORMATS = ("bf16", "int8", "int4", "int8_group", "int4_group")
 # Bytes of weights that a probe of the bandwidth reads: caches of a core, of all, and none.
@@ -80,6 +81,10 @@ class Prober:
         )
         each = max((many - few) / 256, 1e-9)
         return max(few - each, 1e-9), each
+
+    def rehearsal(self, instruction_set: str, threads: int) -> Rehearsal:
+        """Return steps of a small program, with their seconds."""
+        return rehearse(self.library, instruction_set, threads, self.clock)
 
 
 def matrix_bytes(library: Any, form: str) -> int:

@@ -333,11 +333,13 @@ class Attention(Operation):
         """Two products of 2 head_dim flops and four for the softmax, per pair seen and head."""
         return self.seen(rows, context) * self.heads * (4 * self.head_dim + 4)
 
+    def read(self, rows: int, context: int) -> int:
+        """Positions whose keys and values one chunk reads."""
+        return context if self.window is None else min(context, self.window + rows - 1)
+
     def _traffic(self, sizes: ElementSizes, rows: int, context: int) -> Traffic:
-        window = context if self.window is None else self.window
-        positions = min(context, window + rows - 1)
         activations = rows * 2 * self.heads * self.head_dim * sizes.activation
-        kv_read = positions * 2 * self.kv_heads * self.head_dim * sizes.kv
+        kv_read = self.read(rows, context) * 2 * self.kv_heads * self.head_dim * sizes.kv
         return Traffic(activations=activations, kv_read=kv_read)
 
 

@@ -7,6 +7,7 @@ import pytest
 from octavo.cost.accounting import account
 from octavo.cost.steps import StepTimes
 from octavo.planning.load.traces import TraceLine
+from octavo.planning.steps import step_of
 from octavo.planning.study import (
     batching,
     cache_gain,
@@ -17,7 +18,6 @@ from octavo.planning.study import (
     roofline,
 )
 from octavo.planning.study.experiment import Experiment, no_tick
-from octavo.planning.study.steps import step_of
 from octavo.program.program import Chunk
 from tests.executors.native import needs_library
 from tests.planning.study.benches import MACHINE, SUBJECT, prepared, real, tiny_subject, virtual

@@ -13,8 +13,8 @@ import numpy as np
 
 from octavo.cost.steps import StepTimes
 from octavo.executors.executor import Executor
+from octavo.planning.steps import num_blocks, step_seconds
 from octavo.planning.study.experiment import Axis, Experiment, Figure, Series, Table, Tick, number
-from octavo.planning.study.steps import num_blocks, step_seconds
 from octavo.planning.study.workbench import Workbench
 from octavo.program.program import Chunk
 

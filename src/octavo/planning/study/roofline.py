@@ -13,6 +13,7 @@ from itertools import groupby
 
 from octavo.cost.accounting import OperationCost, PreparedProgram, account
 from octavo.cost.hardware import Machine
+from octavo.planning.steps import num_blocks, operation_seconds
 from octavo.planning.study.experiment import (
     Axis,
     Experiment,
@@ -22,7 +23,6 @@ from octavo.planning.study.experiment import (
     Tick,
     number,
 )
-from octavo.planning.study.steps import num_blocks, operation_seconds
 from octavo.planning.study.workbench import Workbench
 from octavo.program.program import Chunk
 

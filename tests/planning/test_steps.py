@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from octavo.planning.study.steps import num_blocks, operation_seconds, step_of, step_seconds
+from octavo.planning.steps import num_blocks, operation_seconds, step_of, step_seconds
 from octavo.program.program import Chunk
 from tests.executors.native import needs_library
 from tests.planning.study.benches import real, tiny_subject
