@@ -180,7 +180,7 @@ def calibrated(
 ) -> Machine:
     """Return the machine with the numbers that a run's steps give."""
     priced = [
-        Step(account(prepared, chunks, logit_rows), logit_rows, seconds)
+        Step(account(prepared, chunks, logit_rows), logit_rows, seconds, prepared.step_weight_bytes)
         for chunks, logit_rows, seconds in steps
     ]
     measured = np.array([step.measured for step in priced])

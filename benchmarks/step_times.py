@@ -127,6 +127,7 @@ def priced(model: str, points: dict[Point, float], machine: Machine) -> dict[Poi
             account(prepared, [Chunk(*pair) for pair in chunks_of(point)], len(chunks_of(point))),
             len(chunks_of(point)),
             seconds,
+            prepared.step_weight_bytes,
         )
         for point, seconds in points.items()
     }

@@ -99,29 +99,33 @@ PEAKS = Machine(
     bandwidth=2e10,
     memory_bytes=1,
     source="made up",
-    efficiency=Efficiency(1.0, 1.0, 4e-6),
+    efficiency=Efficiency(1.0, 1.0, 1e-6),
     cache_bandwidth=1e11,
+    cache_bytes=10e6,
     instruction_set="avx2",
 )
 TRUTH = replace(
     PEAKS,
-    efficiency=Efficiency(0.8, 0.6, 4e-6, attention=0.3, cache=0.2, unpacking=1.5),
+    efficiency=Efficiency(0.8, 0.6, 4e-6, attention=0.3, cache=0.05, unpacking=1.5),
     step_overhead=2e-4,
     row_overhead=3e-5,
 )
 
 
 def made_steps(machine: Machine) -> list[Step]:
-    """Steps of all sizes that took exactly what a machine's numbers say."""
-    program = network(hidden_size=512, intermediate_size=2048, vocab_size=8000)
-    prepared = prepare(program, lambda _: "Q4_1", "group")
+    """Steps of all sizes, in two depths, that took exactly what a machine's numbers say."""
     steps = []
-    for batch, context, chunk in product((1, 3, 17, 64), (16, 700, 4000), (0, 40, 500)):
-        prompt = [Chunk(chunk, max(chunk, context))] if chunk else []
-        chunks = [Chunk(1, context)] * batch + prompt
-        costs = account(prepared, chunks, len(chunks))
-        seconds = step_seconds(costs, machine, len(chunks))
-        steps.append(Step(costs, len(chunks), seconds))
+    shape = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8000}
+    for num_layers in (2, 9):
+        program = network(**shape, num_hidden_layers=num_layers)
+        prepared = prepare(program, lambda _: "Q4_1", "group")
+        held = machine.holding(prepared.step_weight_bytes)
+        for batch, context, chunk in product((1, 3, 17, 64), (16, 700, 4000), (0, 40, 500)):
+            prompt = [Chunk(chunk, max(chunk, context))] if chunk else []
+            chunks = [Chunk(1, context)] * batch + prompt
+            costs = account(prepared, chunks, len(chunks))
+            seconds = step_seconds(costs, held, len(chunks))
+            steps.append(Step(costs, len(chunks), seconds, prepared.step_weight_bytes))
     return steps
 
 
@@ -147,6 +151,15 @@ def test_steps_that_weigh_nothing_are_not_heard() -> None:
     assert fit_machine(steps + wrong, PEAKS).step_overhead != pytest.approx(2e-4, rel=0.02)
 
 
+@pytest.mark.parametrize("factor", [0.2, 0.5])
+def test_no_share_of_a_peak_is_above_one_whatever_was_measured(factor: float) -> None:
+    fast = [step._replace(measured=factor * step.measured) for step in made_steps(TRUTH)]
+    found = fit_machine(fast, PEAKS).efficiency
+    shares = [found.products, found.memory, found.attention, found.cache]
+    assert all(0 < share <= 1 for share in shares)
+    assert max(shares) > 0.95
+
+
 def test_a_machine_whose_steps_are_too_few_is_refused() -> None:
-    with pytest.raises(ValueError, match="7 numbers need at least as many samples, not 6"):
-        fit_machine(made_steps(TRUTH)[:6], PEAKS)
+    with pytest.raises(ValueError, match="8 numbers need at least as many samples, not 7"):
+        fit_machine(made_steps(TRUTH)[:7], PEAKS)

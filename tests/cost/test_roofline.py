@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from octavo.cost.accounting import OperationCost
 from octavo.cost.hardware import MACHINES, Efficiency, Machine
-from octavo.cost.roofline import operation_time, product_rate, step_seconds
+from octavo.cost.roofline import operation_time, overlapped, product_rate, step_seconds
 from octavo.program.ops import Add, Attention, Linear, Traffic
 
 PLAIN = Machine(
@@ -49,6 +50,29 @@ def test_values_between_operations_move_at_the_rate_of_the_cache_where_it_is_kno
     assert operation_time(moved, near).seconds == pytest.approx(1.0 + 0.08 + 0.25)
     slow = replace(near, efficiency=near.efficiency._replace(cache=0.5))
     assert operation_time(moved, slow).near == pytest.approx(0.16)
+
+
+def test_cores_overlap_products_and_traffic_in_part() -> None:
+    core = replace(PLAIN, instruction_set="generic")
+    time = operation_time(cost(1500, weights=320), core)
+    assert (time.compute, time.memory) == pytest.approx((3.0, 4.0))
+    assert time.seconds == pytest.approx(5.0 + 0.25)
+    assert overlapped(np.array([3.0]), np.array([4.0]), core) == pytest.approx([5.0])
+    assert overlapped(np.array([3.0]), np.array([4.0]), PLAIN) == pytest.approx([4.0])
+
+
+def test_weights_that_stay_in_a_cache_come_at_its_rate_and_nothing_else_does() -> None:
+    machine = replace(PLAIN, cache_bandwidth=400.0, cache_bytes=60)
+    half = machine.holding(120)
+    assert operation_time(cost(0, weights=120), half).memory == pytest.approx(
+        (60 / 400 + 60 / 100) / 0.8
+    )
+    assert operation_time(cost(0, kv_read=120.0), half).memory == pytest.approx(120 / 100 / 0.8)
+    assert operation_time(cost(0, weights=40), machine.holding(40)).memory == pytest.approx(
+        40 / 400 / 0.8
+    )
+    assert half.holding(40) == machine.holding(40)
+    assert PLAIN.holding(40) == PLAIN
 
 
 def test_attention_has_a_share_of_its_own() -> None:

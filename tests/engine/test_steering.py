@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from octavo.core.blocks import BlockManager
-from octavo.core.scheduler import Scheduler
+from octavo.core.scheduler import Scheduler, StepPlan
 from octavo.cost.hardware import MACHINES, Machine
 from octavo.cost.predictor import StepPredictor
 from octavo.cost.steps import StepTimes
 from octavo.engine.engine import Engine
 from octavo.engine.intake import Intake
+from octavo.executors.batch import MaskOf
+from octavo.executors.executor import Batch
 from octavo.executors.preparing import prepare
 from octavo.executors.simulated import SimulatedExecutor, VirtualClock, build_lengths
 from tests.engines import greedy, tokens
@@ -36,13 +38,21 @@ def slower(machine: Machine, factor: float) -> Machine:
     )
 
 
-def engine(target: float | None, predicted: Machine, real: Machine) -> Engine:
-    """Return a simulated engine that runs on one machine and believes in another."""
+def engine(target: float | None, predicted: Machine, real: Machine, beside: float = 0.0) -> Engine:
+    """Return a simulated engine that runs on one machine and believes in another.
+
+    beside: seconds that it takes itself in each step.
+    """
     clock = VirtualClock()
     executor = SimulatedExecutor(
         StepTimes(PREPARED, real), clock, num_blocks=2000, block_size=16, spells=7
     )
     predictor = StepPredictor(PREPARED, predicted)
+
+    def build(plan: StepPlan, mask_of: MaskOf) -> Batch:
+        clock.advance_to(clock.now + beside)
+        return build_lengths(plan, mask_of)
+
     return Engine(
         executor=executor,
         scheduler=Scheduler(
@@ -53,7 +63,7 @@ def engine(target: float | None, predicted: Machine, real: Machine) -> Engine:
         ),
         decoder=None,
         clock=clock,
-        build=build_lengths,
+        build=build,
         predictor=predictor,
     )
 
@@ -102,6 +112,17 @@ def test_on_another_machine_than_predicted_measured_steps_bring_the_target_back(
     alone, found = gaps(3.0, MACHINE, slower(MACHINE, factor))
     assert np.percentile(found, 95) <= 1.3 * 3.0 * alone
     assert np.median(found) > 2.4 * alone
+
+
+def test_what_the_engine_takes_itself_is_learnt_too() -> None:
+    alone = engine(None, MACHINE, MACHINE)
+    own = 5 * alone.predictor.price([(8, 1)], 1).seconds
+    made = engine(None, MACHINE, MACHINE, beside=own)
+    made.add(tokens(8), greedy(60), request_id="a")
+    found = steps(made, "a")
+    assert found[-1] > own
+    learnt = made.predictor.price([(8 + 59, 1)], 1).seconds
+    assert learnt == pytest.approx(found[-1], rel=0.01)
 
 
 def test_an_engine_accounts_for_its_last_step() -> None:

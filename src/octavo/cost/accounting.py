@@ -42,6 +42,11 @@ class PreparedProgram:
         """Memory of all weights; one that is used twice counts once."""
         return sum(self.weight_bytes.values())
 
+    @cached_property
+    def step_weight_bytes(self) -> float:
+        """Weights that every step with logits reads: all but a table of which it needs rows."""
+        return sum(cost.traffic.weights for cost in account(self, [Chunk(1, 1)], 1))
+
     @property
     def kv_bytes_per_token(self) -> int:
         """Memory of one token's keys and values in all layers."""

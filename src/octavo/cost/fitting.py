@@ -2,7 +2,8 @@
 
 Decides how they are fitted: least squares on the logarithm of predicted over measured time, so
 that an error of 10 % weighs the same on 20 microseconds as on 20 milliseconds. The formula is that
-of `roofline`. Invariant: the fitted numbers are positive, since their logarithms are fitted.
+of `roofline`. Invariant: the fitted numbers are positive, since their logarithms are fitted, and
+no share of a measured peak is above 1.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from octavo.cost.accounting import OperationCost
 from octavo.cost.hardware import Efficiency, Machine
-from octavo.cost.roofline import moved_bytes, product_factor
+from octavo.cost.roofline import moved_bytes, overlapped, product_factor
 from octavo.program.ops import Attention, Linear
 
 Floats = NDArray[np.float64]
@@ -22,6 +23,10 @@ Predict = Callable[[Floats], Floats]
 _MAX_STEPS = 200
 _TOLERANCE = 1e-10
 _NUDGE = 1e-6
+# What the numbers of whole steps start from, may be at most, and how much each is drawn back.
+_START = Efficiency(0.8, 0.8, 2e-6, attention=0.8, cache=0.4, unpacking=0.5)
+_STEP, _ROW = 2e-5, 1e-6
+_MOST = np.array([1.0, 1.0, np.inf, 1.0, 1.0, np.inf, np.inf, np.inf])
 _PULL = 1e-3
 
 
@@ -82,11 +87,14 @@ def _three(numbers: Floats) -> Efficiency:
 
 
 class Step(NamedTuple):
-    """A measured step: its operations, rows of logits, and seconds."""
+    """A measured step: its operations, rows of logits, seconds, and the bytes of weights that
+    every step of its program reads.
+    """
 
     costs: Sequence[OperationCost]
     logit_rows: int
     measured: float
+    weights: float
 
 
 def fit_machine(steps: Sequence[Step], machine: Machine, weights: Floats | None = None) -> Machine:
@@ -95,69 +103,64 @@ def fit_machine(steps: Sequence[Step], machine: Machine, weights: Floats | None 
     weights: of the steps' errors; equal by default. In a run, where most steps are short, their
     seconds are what makes its length come out right.
 
-    What an operation costs at least is kept, since all steps of a program have the same number of
-    them. Raises `ValueError` for fewer steps than numbers.
+    Only programs of several depths tell what an operation costs from what a step does. Raises
+    `ValueError` for fewer steps than numbers.
     """
     measured = np.asarray([step.measured for step in steps])
     table = _StepTable(steps, machine)
-    start = np.array([0.7, 0.7, 0.5, 0.5, 0.5, float(measured.min()) / 10, 1e-5])
+    start = np.array([*_START, _STEP, _ROW])
     shares = np.ones(len(measured)) if weights is None else weights / weights.mean()
-    found = least_squares(table.seconds, measured, start, _PULL, np.sqrt(shares))
-    return _with_numbers(machine, found)
+    found = least_squares(table.seconds, measured, start, _PULL, np.sqrt(shares), _MOST)
+    *efficiency, step, row = map(float, found)
+    return replace(
+        machine, efficiency=Efficiency(*efficiency), step_overhead=step, row_overhead=row
+    )
 
 
 def predict_steps(steps: Sequence[Step], machine: Machine) -> Floats:
     """Return the predicted seconds of each step."""
-    e = machine.efficiency
-    shares = [e.products, e.memory, e.attention, e.cache, e.unpacking]
-    numbers = [*shares, machine.step_overhead, machine.row_overhead]
+    numbers = [*machine.efficiency, machine.step_overhead, machine.row_overhead]
     return _StepTable(steps, machine).seconds(np.asarray(numbers))
-
-
-def _with_numbers(machine: Machine, numbers: Floats) -> Machine:
-    products, memory, attention, cache, unpacking, step, row = map(float, numbers)
-    overhead = machine.efficiency.overhead
-    efficiency = Efficiency(products, memory, overhead, attention, cache, unpacking)
-    return replace(machine, efficiency=efficiency, step_overhead=step, row_overhead=row)
 
 
 class _StepTable:
     """The operations of many steps at a machine's peaks, as columns; one row for each operation."""
 
     def __init__(self, steps: Sequence[Step], machine: Machine) -> None:
-        bare = replace(machine, efficiency=Efficiency(1.0, 1.0, 0.0))
-        rows = [_columns(cost, bare) for step in steps for cost in step.costs]
+        self._machine = bare = replace(machine, efficiency=Efficiency(1.0, 1.0, 0.0))
+        rows = []
+        for step in steps:
+            seen = bare.holding(step.weights)
+            rows += [_columns(cost, seen) for cost in step.costs]
         columns = np.asarray(rows, float).T
-        self._flops, self._attention, self._tiles, self._far, self._apart, self._near = columns
+        self._flops, self._attention, self._tiles, self._far, self._near = columns
         self._firsts = np.cumsum([0, *(len(step.costs) for step in steps)])[:-1]
-        num_operations = np.asarray([len(step.costs) for step in steps])
-        self._overhead = num_operations * machine.efficiency.overhead
+        self._num_operations = np.asarray([len(step.costs) for step in steps])
         self._logit_rows = np.asarray([step.logit_rows for step in steps])
 
     def seconds(self, numbers: Floats) -> Floats:
         """Return each step's seconds: `roofline.operation_time` for all operations at once."""
-        products, memory, attention, cache, unpacking, step, row = numbers
+        products, memory, overhead, attention, cache, unpacking, step, row = numbers
         compute = (self._flops + unpacking * self._tiles) / products + self._attention / attention
-        each = np.maximum(compute, self._far / memory) + self._apart / memory + self._near / cache
-        sums = np.add.reduceat(each, self._firsts) + self._overhead
+        each = overlapped(compute, self._far / memory, self._machine) + self._near / cache
+        sums = np.add.reduceat(each, self._firsts) + self._num_operations * overhead
         seconds: Floats = sums + step + self._logit_rows * row
         return seconds
 
 
 def _columns(cost: OperationCost, bare: Machine) -> tuple[float, ...]:
-    """Return seconds at the peaks: of products, of attention, of one row for each tile, of memory
-    that overlaps, of memory that does not, of the cache.
+    """Return seconds at the peaks: of products, of attention, of one row for each tile, of memory,
+    of the cache.
     """
     far, near = moved_bytes(cost.traffic, bare)
     seconds = cost.flops / bare.rate(cost.form)
     memory, cached = far / bare.bandwidth, near / (bare.cache_bandwidth or np.inf)
     if isinstance(cost.operation, Attention):
-        apart = memory if bare.instruction_set else 0.0
-        return 0.0, seconds * product_factor(cost, bare), 0.0, memory - apart, apart, cached
+        return 0.0, seconds * product_factor(cost, bare), 0.0, memory, cached
     if not isinstance(cost.operation, Linear) or not cost.rows:
-        return seconds, 0.0, 0.0, memory, 0.0, cached
+        return seconds, 0.0, 0.0, memory, cached
     row, padded = seconds / cost.rows, bare.worked_rows(cost.rows)
-    return padded * row, 0.0, bare.num_tiles(cost.rows) * row, memory, 0.0, cached
+    return padded * row, 0.0, bare.num_tiles(cost.rows) * row, memory, cached
 
 
 # --- least squares -------------------------------------------------------------------------------
@@ -169,21 +172,26 @@ def least_squares(
     start: Floats,
     pull: float = 0.0,
     scales: Floats | float = 1.0,
+    most: Floats | float = np.inf,
 ) -> Floats:
     """Return the positive numbers whose predictions are nearest, by Levenberg and Marquardt.
 
     pull: weight of each number's distance from where it starts, so that one of which the times say
-    nothing stays there. scales: of the errors.
+    nothing stays there. scales: of the errors. most: what the numbers stay below.
 
     Marquardt 1963 (SIAM J. Appl. Math. 11, 2). Raises `ValueError` for fewer times than numbers.
     """
     if len(measured) < len(start):
         raise ValueError(f"{len(start)} numbers need at least as many samples, not {len(measured)}")
-    point = point_of_start = np.log(start)
+    point = point_of_start = -np.log(1 / start - 1 / most)
     damping = 1e-3
 
+    def numbers(at: Floats) -> Floats:
+        bounded: Floats = 1 / (np.exp(-at) + 1 / most)
+        return bounded
+
     def residual(at: Floats) -> Floats:
-        found = scales * np.log(predicted(np.exp(at)) / measured)
+        found = scales * np.log(predicted(numbers(at)) / measured)
         return np.concatenate([found, pull * (at - point_of_start)])
 
     current = residual(point)
@@ -197,8 +205,7 @@ def least_squares(
             damping *= 4
         if np.abs(step).max() < _TOLERANCE:
             break
-    found: Floats = np.exp(point)
-    return found
+    return numbers(point)
 
 
 def _slopes(residual: Predict, point: Floats, current: Floats) -> Floats:

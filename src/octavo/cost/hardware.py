@@ -7,7 +7,7 @@ Invariant: rates are of dense products, never of the doubled figures with struct
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from octavo.errors import SettingError, nearest
@@ -46,7 +46,9 @@ class Machine:
 
     products: flops per second by weight format: bf16, int8, int4; a longer name such as int8_group
     may have its own. bandwidth: bytes per second from memory. cache_bandwidth: for values between
-    operations, where they stay in a cache. memory_bytes: for weights and KV cache together.
+    operations, where they stay in a cache. cache_bytes: of the weights, that a step finds in a
+    cache from the step before. far_weights: bytes that move from memory for each byte of weights;
+    see `holding`. memory_bytes: for weights and KV cache together.
     step_overhead: seconds that a step costs beside its operations. row_overhead: for each row of
     logits beside its operations. instruction_set: of a CPU.
     """
@@ -59,14 +61,31 @@ class Machine:
     source: str
     efficiency: Efficiency = PROFILED
     cache_bandwidth: float | None = None
+    cache_bytes: float = 0.0
+    far_weights: float = 1.0
     step_overhead: float = 0.0
     row_overhead: float = 0.0
     instruction_set: str | None = None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether cores run the operations, which both multiply and fetch."""
+        return self.instruction_set is not None
 
     def rate(self, form: str) -> float:
         """Return the peak flops per second of products with weights of a format."""
         stem = form.partition("_")[0]
         return self.products.get(form) or self.products.get(stem) or self.products["bf16"]
+
+    def holding(self, weights: float) -> "Machine":
+        """Return the machine as a program whose steps read so many bytes of weights sees it.
+
+        What stays in a cache from step to step moves at its rate: as fewer bytes from memory would.
+        """
+        if not self.cache_bytes or not self.cache_bandwidth:
+            return self
+        held = min(self.cache_bytes / weights, 1.0)
+        return replace(self, far_weights=1 - held * (1 - self.bandwidth / self.cache_bandwidth))
 
     def worked_rows(self, rows: int) -> float:
         """Return the rows' worth of products that a matrix costs with so many rows.

@@ -52,9 +52,10 @@ class StepPrice(NamedTuple):
 class StepAccount(msgspec.Struct, frozen=True):
     """A step that was run. Times in seconds; flops and bytes of all its operations.
 
-    bound: what most of its predicted time goes to. roofline_share: the least time that the
-    machine's limits allow, as a share of the measured time; above 1 if the machine, which nobody
-    measured, is faster than assumed.
+    predicted: of the whole step. measured: of what the executor did in it. bound: what most of the
+    predicted time goes to. roofline_share: the least time that the machine's limits allow, as a
+    share of the measured time; above 1 if the machine, which nobody measured, is faster than
+    assumed.
     """
 
     num_rows: int
@@ -78,8 +79,7 @@ class StepPredictor:
         self.prepared = prepared
         self.machine = machine
         self.times = StepTimes(prepared, machine)
-        limits = replace(machine, efficiency=Efficiency(1.0, 1.0, 0.0), step_overhead=0.0)
-        self._limits = StepTimes(prepared, limits)
+        self._limits = StepTimes(prepared, _ideal(machine))
         self._totals = _Totals(prepared, self.times)
         self._decode, self._prompt = _Factor(), _Factor()
 
@@ -126,8 +126,9 @@ class StepPredictor:
     def observe(self, step: StepPrice, measured: float) -> None:
         """Learn from a step that took `measured` seconds; 0, which no clock saw, says nothing.
 
-        Steps without prompts teach what those cost; the others what prompts add to them, the less
-        the smaller their share. What has not been seen yet is as far off as the other.
+        They are of the whole step, what the engine does in it included, as predictions are. Steps
+        without prompts teach what those cost; the others what prompts add to them, the less the
+        smaller their share. What has not been seen yet is as far off as the other.
         """
         if measured <= 0 or step.raw <= 0:
             return
@@ -162,6 +163,17 @@ class StepPredictor:
             bound, taken = op.bound(step.num_rows, pairs, positions)
             seconds[bound] += taken
         return max(seconds, key=seconds.__getitem__)
+
+
+def _ideal(machine: Machine) -> Machine:
+    """Reaches all that the machine's peaks allow: full tiles, and products beside all traffic."""
+    return replace(
+        machine,
+        efficiency=Efficiency(1.0, 1.0, 0.0),
+        step_overhead=0.0,
+        row_overhead=0.0,
+        instruction_set=None,
+    )
 
 
 class _Factor:

@@ -2,38 +2,46 @@
 
 Decides the model of time: the roofline of Williams, Waterman and Patterson 2009 (Communications of
 the ACM 52, 4), where an operation takes as long as the slower of its products and its traffic, plus
-a fixed overhead. Knows neither models nor schedules.
+a fixed overhead. A CPU's cores, which both multiply and fetch, overlap the two only in part: there
+the roof has no edge. Knows neither models nor schedules.
 
 Invariant: more flops, more bytes or a slower machine never take less time.
 """
 
 from collections.abc import Iterable
+from math import hypot
 from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo.cost.accounting import OperationCost
 from octavo.cost.hardware import Machine
 from octavo.program.ops import Attention, Linear, Traffic
 
 Bound = Literal["compute", "memory", "overhead"]
+Floats = NDArray[np.float64]
 
 
 class OperationTime(msgspec.Struct, frozen=True, gc=False):
     """Predicted seconds of one operation: those of its products, its bytes and its overhead.
 
-    near: of what does not overlap with the products, as values in a cache.
+    near: of what does not overlap with the products, as values in a cache. is_core: whether what
+    multiplies also fetches.
     """
 
     compute: float
     memory: float
     overhead: float
     near: float = 0.0
+    is_core: bool = False
 
     @property
     def seconds(self) -> float:
         """Products and memory overlap; the cache, which both need, and the overhead do not."""
-        return max(self.compute, self.memory) + self.near + self.overhead
+        overlap = hypot if self.is_core else max
+        return overlap(self.compute, self.memory) + self.near + self.overhead
 
     @property
     def bound(self) -> Bound:
@@ -47,20 +55,20 @@ class OperationTime(msgspec.Struct, frozen=True, gc=False):
 
 
 def operation_time(cost: OperationCost, machine: Machine) -> OperationTime:
-    """Return the time of an operation on a machine.
-
-    On a CPU attention's pages do not overlap with its products: what reads and converts them is
-    what feeds the products.
-    """
+    """Return the time of an operation on a machine."""
     far, near = moved_bytes(cost.traffic, machine)
-    memory = far / (machine.bandwidth * machine.efficiency.memory)
-    is_apart = isinstance(cost.operation, Attention) and machine.instruction_set is not None
     return OperationTime(
         compute=cost.flops * product_factor(cost, machine) / product_rate(cost, machine),
-        memory=0.0 if is_apart else memory,
+        memory=far / (machine.bandwidth * machine.efficiency.memory),
         overhead=machine.efficiency.overhead,
-        near=near_seconds(near, machine) + (memory if is_apart else 0.0),
+        near=near_seconds(near, machine),
+        is_core=machine.is_cpu,
     )
+
+
+def overlapped(compute: Floats, memory: Floats, machine: Machine) -> Floats:
+    """Return the seconds of operations whose products and bytes take so long, without the rest."""
+    return np.hypot(compute, memory) if machine.is_cpu else np.maximum(compute, memory)
 
 
 def product_rate(cost: OperationCost, machine: Machine) -> float:
@@ -91,7 +99,7 @@ def idle_flops(op: Attention, machine: Machine) -> float:
 def moved_bytes(traffic: Traffic, machine: Machine) -> tuple[float, float]:
     """Return the bytes that move from memory, and those through a cache."""
     near = traffic.activations if machine.cache_bandwidth else 0.0
-    return traffic.total - near, near
+    return traffic.total - near - (1 - machine.far_weights) * traffic.weights, near
 
 
 def near_seconds(num_bytes: float, machine: Machine) -> float:

@@ -19,24 +19,26 @@ from octavo.cost.accounting import OperationCost, PreparedProgram, account
 from octavo.cost.hardware import Machine
 from octavo.cost.roofline import (
     Bound,
+    Floats,
     OperationTime,
     idle_flops,
     moved_bytes,
     near_seconds,
     operation_time,
+    overlapped,
     product_rate,
 )
 from octavo.program.ops import Attention, Linear, Traffic
 from octavo.program.program import Chunk
 
 Counts = NDArray[np.integer[Any]]
-Floats = NDArray[np.float64]
 
 
 class StepTimes:
     """Predicts the seconds of steps of one program on one machine."""
 
     def __init__(self, prepared: PreparedProgram, machine: Machine) -> None:
+        machine = machine.holding(prepared.step_weight_bytes)
         self.prepared = prepared
         self.machine = machine
         body = prepared.program.body
@@ -99,7 +101,7 @@ class AttentionTimes:
         self.operation = op
         self.count = count
         self._window = None if op.window is None else np.int64(op.window)
-        self._overhead = machine.efficiency.overhead
+        self._overhead, self._is_cpu = machine.efficiency.overhead, machine.is_cpu
         sizes, form = prepared.sizes, prepared.form_of(op)
         row = Traffic(activations=2 * op.heads * op.head_dim * sizes.activation)
         position = Traffic(kv_read=2 * op.kv_heads * op.head_dim * sizes.kv)
@@ -142,6 +144,7 @@ class AttentionTimes:
             memory=num_rows * self._row + positions * self._position,
             overhead=self._overhead,
             near=num_rows * self._near_row + positions * self._near_position,
+            is_core=self._is_cpu,
         )
 
     def _count_seen(self, rows: Counts, contexts: Counts, num_rows: int) -> tuple[int, int]:
@@ -179,14 +182,14 @@ class _RowWise:
         """Return the time of all operations on so many rows."""
         compute, memory, near = self._parts(num_rows)
         overhead = len(near) * self._machine.efficiency.overhead
-        return float(np.maximum(compute, memory).sum() + near.sum()) + overhead
+        return float((overlapped(compute, memory, self._machine) + near).sum()) + overhead
 
     def bounds(self, num_rows: int) -> Floats:
         """Return the time of operations that products, memory and overhead bound."""
         compute, memory, near = self._parts(num_rows)
         overhead = np.full(len(near), self._machine.efficiency.overhead)
         longest = np.vstack([compute, memory + near, overhead]).argmax(axis=0)
-        seconds = np.maximum(compute, memory) + near + overhead
+        seconds = overlapped(compute, memory, self._machine) + near + overhead
         return np.bincount(longest, seconds, minlength=3).astype(np.float64)
 
     def _parts(self, num_rows: int) -> tuple[Floats, Floats, Floats]:

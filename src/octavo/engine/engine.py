@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 
 from octavo.core.scheduler import Scheduler, StepPlan
-from octavo.cost.predictor import StepAccount, StepPredictor, StepPrice
+from octavo.cost.predictor import StepPredictor, StepPrice
 from octavo.engine.constraints import Constraints
 from octavo.engine.grammar import COMPILE_SECONDS, Grammar, GrammarCompiler, compiled_too_late
 from octavo.engine.intake import Intake, Prompt
@@ -189,14 +189,16 @@ class Engine:
         announce: told before the step is computed how long it will take, where that is predicted.
         Without anything to compute it waits a moment for a grammar, if one is being worked at.
         """
+        self.scheduler.blocks.now = begun = self._clock()
         self._settle_grammars()
         held = self._constraints.held
-        self.scheduler.blocks.now = self._clock()
         plan = self.scheduler.schedule(held)
         start = self._clock()
         self.lives.planned(plan, self.scheduler.waiting, start)
         if plan.chunks:
-            self._run(plan, held, start, announce)
+            price = self._run(plan, held, start, announce)
+            if price is not None:  # it is of all that a step takes, not of the executor alone
+                price.predictor.observe(price, self._clock() - begun)
         elif held or self._compiling:
             self._constraints.wait([a.grammar for a in self._compiling if a.grammar], _IDLE_WAIT)
             self.lives.waited(self._clock() - start)
@@ -227,8 +229,13 @@ class Engine:
             self._compiler.close()
         self.executor.close()
 
-    def _run(self, plan: StepPlan, held: Set[Sequence], start: float, announce: Announce) -> None:
-        """Compute a plan. Whatever breaks it, each request in it hears so, and the others go on."""
+    def _run(
+        self, plan: StepPlan, held: Set[Sequence], start: float, announce: Announce
+    ) -> StepPrice | None:
+        """Compute a plan, and return its price where there is one.
+
+        Whatever breaks it, each request in it hears so, and the others go on.
+        """
         try:
             self._note_first_scheduled(plan, start)
             batch = self._build(plan, self._constraints.mask_of)
@@ -238,15 +245,16 @@ class Engine:
             result = self.executor.submit(batch).result()
         except Exception as error:
             self._fail(plan, error)
+            return None
         except BaseException:  # an interrupt: the plan's block copies may not have happened
             self._fail(plan, OctavoError("The step was interrupted."))
             raise
-        else:
-            now = self._clock()
-            figures = self._observe(price, result.duration)
-            self.lives.stepped(plan, held, now - start, figures, now)
-            self.scheduler.blocks.now = now
-            self._commit(plan, batch, result, now)
+        now = self._clock()
+        figures = None if price is None else price.predictor.account(price, result.duration)
+        self.lives.stepped(plan, held, now - start, figures, now)
+        self.scheduler.blocks.now = now
+        self._commit(plan, batch, result, now)
+        return price
 
     def _price(self, plan: StepPlan, batch: Batch) -> StepPrice | None:
         if self.predictor is None:
@@ -254,13 +262,6 @@ class Engine:
         return self.predictor.price(
             [(chunk.start, chunk.length) for chunk in plan.chunks], len(batch.logit_rows)
         )
-
-    def _observe(self, price: StepPrice | None, duration: float) -> StepAccount | None:
-        if price is None:
-            return None
-        account = price.predictor.account(price, duration)
-        price.predictor.observe(price, duration)
-        return account
 
     def _note_first_scheduled(self, plan: StepPlan, now: float) -> None:
         for sequence in plan.admitted:

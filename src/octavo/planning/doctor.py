@@ -1,8 +1,8 @@
 """Measures this machine in a few seconds, and says what each number means for serving.
 
 Decides which figures become the machine's limits: the bandwidth of the largest working set, the
-product rates of the instruction set that would serve; and that what steps reach of them is fitted
-on a few real ones. Probes are `probes`', files `kept`'s.
+product rates of the instruction set that would serve; that what steps reach of them is fitted on a
+few real ones; and when figures disagree too much. Probes are `probes`', files `kept`'s.
 
 Invariant: without the native library nothing is measured, and nothing is kept.
 """
@@ -24,6 +24,8 @@ from octavo.planning.surroundings import Finding, findings
 Progress = Callable[[str], None]
 # Of a small model, for the example.
 _OPERATIONS = 300
+# Figures beyond these are no machine's: errors of steps in the median, and of the same step twice.
+MOST_ERROR, MOST_REPEATED = 0.1, 1.25
 Rates = dict[str, dict[str, float]]
 
 
@@ -32,17 +34,15 @@ class Diagnosis:
     """What was found. Rates per second, times in seconds.
 
     instruction_sets: usable ones, best first; the first serves. bandwidth: by threads, then by
-    bytes of the working set. products: flops by instruction set, then by weight format. call,
-    operation: overheads. error: of predicted steps, in the median, as a share. findings: on the
-    set-up. machine: None without the native library, and `obstacle` then says why.
+    bytes of the working set. products: flops by instruction set, then by weight format. error: of
+    predicted steps, in the median, as a share. findings: on the set-up. machine: None without the
+    native library, and `obstacle` then says why.
     """
 
     instruction_sets: tuple[str, ...] = ()
     num_threads: int = 1
     bandwidth: dict[int, dict[int, float]] = field(default_factory=dict)
     products: Rates = field(default_factory=dict)
-    call: float = 0.0
-    operation: float = 0.0
     error: float = 0.0
     findings: tuple[Finding, ...] = ()
     machine: Machine | None = None
@@ -73,41 +73,55 @@ def diagnose(
             progress(f"products with {isa}")
             products[isa] = {f: prober.product_rate(isa, threads, f) for f in FORMATS}
     products[best]["attention"] = prober.attention_rate(best, threads)
-    progress("overheads")
-    call, operation = prober.overheads(best, threads)
-    peaks = _machine(best, bandwidth[threads], products[best], call, operation)
-    progress("steps of a small model")
+    peaks = _machine(best, bandwidth[threads], products[best])
+    progress("steps of small models")
     rehearsal = prober.rehearsal(best, threads)
     machine, error = _fitted(peaks, rehearsal)
+    about += tuple(_unrest(error, rehearsal.repeated))
     return Diagnosis(
         instruction_sets=sets,
         num_threads=threads,
         bandwidth=bandwidth,
         products=products,
-        call=call,
-        operation=operation,
         error=error,
-        findings=about,
+        findings=tuple(sorted(about, key=lambda finding: not finding.costs_speed)),
         machine=machine,
     )
 
 
-def _machine(
-    isa: str, bandwidth: dict[int, float], products: dict[str, float], call: float, each: float
-) -> Machine:
+def _machine(isa: str, rates: dict[int, float], products: dict[str, float]) -> Machine:
     """What single operations reached is the limit; shares of it are yet to be found."""
+    _, near, some, far = (rates[size] for size in WORKING_SETS)
     return Machine(
         name="this",
         title=f"this machine ({cpu_model()}, {isa})",
         products=products,
-        bandwidth=bandwidth[WORKING_SETS[-1]],
+        bandwidth=far,
         memory_bytes=available_memory(),
         source="measured by octavo doctor",
-        efficiency=MEASURED._replace(overhead=each),
-        cache_bandwidth=max(bandwidth[WORKING_SETS[1]], bandwidth[WORKING_SETS[-1]]),
-        step_overhead=call,
+        efficiency=MEASURED,
+        cache_bandwidth=max(near, far),
+        cache_bytes=_cached(WORKING_SETS[2], near, some, far),
         instruction_set=isa,
     )
+
+
+def _cached(size: int, near: float, rate: float, far: float) -> float:
+    """Return how many of `size` bytes came from a cache, which were read at a rate between two."""
+    if near <= far:
+        return 0.0
+    return size * min(max((1 / far - 1 / rate) / (1 / far - 1 / near), 0.0), 1.0)
+
+
+def _unrest(error: float, repeated: float) -> Iterator[Finding]:
+    """Say when figures disagree: steps with the peaks, or with the same steps a second later."""
+    if error > MOST_ERROR or repeated > MOST_REPEATED:
+        yield Finding(
+            "the figures below disagree, so the machine was not idle or its clock changed: steps "
+            f"of small models took up to {repeated:.1f} times as long when repeated, and are "
+            f"{error:.0%} off in the median. Measure again when it is idle",
+            costs_speed=True,
+        )
 
 
 def _fitted(peaks: Machine, found: Rehearsal) -> tuple[Machine, float]:
@@ -140,16 +154,16 @@ def meanings(diagnosis: Diagnosis) -> Iterator[str]:
     )
     fastest = max(FORMATS, key=lambda form: machine.products.get(form, 0.0))
     yield f"Prompts are read fastest with weights in {fastest}; decoding with the fewest bytes."
-    floor = diagnosis.call + _OPERATIONS * diagnosis.operation
-    yield (
-        f"A step costs {_us(diagnosis.call)} for its call and {_us(diagnosis.operation)} per "
-        f"operation: {_OPERATIONS} of them, some 30 layers, take at least {_us(floor)}."
-    )
     share = machine.efficiency
+    floor = machine.step_overhead + _OPERATIONS * share.overhead
     yield (
-        f"Steps of a small model reach {share.products:.0%} of the products, {share.memory:.0%} of "
-        f"the memory; {_us(machine.step_overhead)} each go to the engine. Predictions of them are "
-        f"{diagnosis.error:.0%} off in the median."
+        f"A step costs {_us(machine.step_overhead)}, most of it the engine's, and "
+        f"{_us(share.overhead)} per operation: {_OPERATIONS} of them, some 30 layers, take at "
+        f"least {_us(floor)}."
+    )
+    yield (
+        f"Steps of small models reach {share.products:.0%} of the products, {share.memory:.0%} of "
+        f"the memory. Predictions of them are {diagnosis.error:.0%} off in the median."
     )
     scaling = _scaling(diagnosis)
     if scaling is not None:

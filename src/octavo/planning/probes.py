@@ -73,15 +73,6 @@ class Prober:
         probe = attention(self.library, instruction_set, threads)
         return probe.flops / self.best(probe)
 
-    def overheads(self, instruction_set: str, threads: int) -> tuple[float, float]:
-        """Return the seconds of a call, and of each operation in it, with next to no work."""
-        few, many = (
-            self.best(additions(self.library, instruction_set, threads, count))
-            for count in (1, 257)
-        )
-        each = max((many - few) / 256, 1e-9)
-        return max(few - each, 1e-9), each
-
     def rehearsal(self, instruction_set: str, threads: int) -> Rehearsal:
         """Return steps of a small program, with their seconds."""
         return rehearse(self.library, instruction_set, threads, self.clock)
@@ -130,17 +121,6 @@ def attention(library: Any, isa: str, threads: int) -> Probe:
     seen = _PROMPT * (_PROMPT + 1) / 2
     run = _runner(tape, [(_PROMPT, _PROMPT)], 1, (pages, q, out))
     return Probe(run, float(pages.nbytes), seen * _HEADS * (4 * _HEAD_DIM + 4))
-
-
-def additions(library: Any, isa: str, threads: int, count: int) -> Probe:
-    """Add two short rows, `count` times."""
-    x, y, out = (np.zeros((1, 16), np.float32) for _ in range(3))
-    tape = library.Tape(isa, 0, 1, _BLOCK, 1, 16, 2, 1, threads)
-    for _ in range(count):
-        op = library.Operation(library.Kind.add)
-        op.x, op.y, op.out = (_value(library, array) for array in (x, y, out))
-        tape.add(op)
-    return Probe(_runner(tape, [(1, 1)], count, (x, y, out)), 192.0 * count, 16.0 * count)
 
 
 def _runner(
