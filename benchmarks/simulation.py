@@ -175,17 +175,29 @@ def drawn_sessions(options: argparse.Namespace, seed: int) -> list[Session]:
     return at_times(sessions, gamma_arrivals(len(sessions), options.rate, 1.0, seed))
 
 
+def priced(
+    prepared: PreparedProgram, steps: Sequence[tuple[list[Chunk], int, float]]
+) -> list[Step]:
+    """Return a run's steps with their operations."""
+    return [
+        Step(account(prepared, chunks, logit_rows), logit_rows, seconds, prepared.step_weight_bytes)
+        for chunks, logit_rows, seconds in steps
+    ]
+
+
+def slowness(steps: Sequence[Step], machine: Machine) -> float:
+    """Return how many times as long as predicted these very steps took, whatever else differs."""
+    return sum(step.measured for step in steps) / float(predict_steps(steps, machine).sum())
+
+
 def calibrated(
     prepared: PreparedProgram, peaks: Machine, steps: Sequence[tuple[list[Chunk], int, float]]
 ) -> Machine:
     """Return the machine with the numbers that a run's steps give."""
-    priced = [
-        Step(account(prepared, chunks, logit_rows), logit_rows, seconds, prepared.step_weight_bytes)
-        for chunks, logit_rows, seconds in steps
-    ]
-    measured = np.array([step.measured for step in priced])
-    machine = fit_machine(priced, peaks, weights=measured)
-    error = error_of(predict_steps(priced, machine), measured)
+    known = priced(prepared, steps)
+    measured = np.array([step.measured for step in known])
+    machine = fit_machine(known, peaks, weights=measured)
+    error = error_of(predict_steps(known, machine), measured)
     print(f"{len(steps)} steps: median {error.median:.1%}, 95 % {error.p95:.1%} off when fitted")
     if error.median > MOST_OFF:
         print("Equal steps took unequal times: the machine was not idle.", file=sys.stderr)
@@ -243,7 +255,11 @@ def main() -> int:
         expected = simulated(subject, machine, config, sessions)
         run = RealRun(engine, timed())
         found = run.serve(sessions)
-        print(f"seed {seed}: busy {run.busy:.0%} of the time")
+        slower = slowness(priced(prepared, run.steps), machine)
+        print(
+            f"seed {seed}: busy {run.busy:.0%} of the time, in steps that took {slower:.2f} times "
+            "as long as predicted"
+        )
         figures[seed] = compared(expected, found)
     print(json.dumps({"machine": describe_machine(), "model": options.model, "figures": figures}))
     return 0

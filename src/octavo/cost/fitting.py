@@ -187,7 +187,7 @@ def least_squares(
     damping = 1e-3
 
     def numbers(at: Floats) -> Floats:
-        bounded: Floats = 1 / (np.exp(-at) + 1 / most)
+        bounded: Floats = np.exp(-np.logaddexp(-at, -np.log(most)))  # 1 / (exp(-at) + 1 / most)
         return bounded
 
     def residual(at: Floats) -> Floats:
