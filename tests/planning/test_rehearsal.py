@@ -1,7 +1,7 @@
 """A made-up program's real steps, counted on a clock that a test sets."""
 
 from collections.abc import Callable
-from itertools import count
+from itertools import accumulate, count
 
 import numpy as np
 import pytest
@@ -69,5 +69,16 @@ def test_steps_are_priced_as_what_ran_and_the_engine_is_told_apart() -> None:
             chunks = chunks_of(point)
             assert step.costs == account(prepared, chunks, len(chunks))
             assert step.logit_rows == len(chunks)
+    assert found.repeated == 1.0
     assert found.engine > 0  # the engine looks at the clock too
     assert found.engine_row == 0  # but not for each stream
+
+
+@needs_library
+def test_of_two_rounds_the_better_one_counts_and_their_ratio_is_told() -> None:
+    # Two runs of each step, and two looks at the clock for each.
+    first_round = 2 * 2 * len(PROGRAMS) * len(FEW)
+    ticks = accumulate(3.0 if number < first_round else 1.0 for number in count())
+    found = rehearse(library, library.instruction_sets()[-1], 1, lambda: next(ticks), FEW)
+    assert {step.measured for step in found.steps} == {1.0}
+    assert found.repeated == 3.0

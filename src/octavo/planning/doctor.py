@@ -10,7 +10,7 @@ Invariant: without the native library nothing is measured, and nothing is kept.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ _OPERATIONS = 300
 # Figures beyond these are no machine's: errors of steps in the median, and of the same step twice.
 MOST_ERROR, MOST_REPEATED = 0.1, 1.25
 Rates = dict[str, dict[str, float]]
+_Key = TypeVar("_Key", int, str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +75,13 @@ def diagnose(
             products[isa] = _rates(prober, isa, threads)
     progress("steps of small models")
     rehearsal = prober.rehearsal(best, threads)
-    progress(f"products with {best} once more")
-    rates, again = products[best], _rates(prober, best, threads)
-    products[best] = {form: max(rate, again[form]) for form, rate in rates.items()}
-    repeated = max(products[best][form] / min(rates[form], again[form]) for form in rates)
+    progress("memory bandwidth and products once more")
+    again = {size: prober.bandwidth(best, threads, size) for size in WORKING_SETS}
+    bandwidth[threads], moved = _better(bandwidth[threads], again)
+    products[best], computed = _better(products[best], _rates(prober, best, threads))
     peaks = _machine(best, bandwidth[threads], products[best])
     machine, error = _fitted(peaks, rehearsal)
-    about += tuple(_unrest(error, max(rehearsal.repeated, repeated)))
+    about += tuple(_unrest(error, max(rehearsal.repeated, moved, computed)))
     return Diagnosis(
         instruction_sets=sets,
         num_threads=threads,
@@ -96,6 +97,12 @@ def _rates(prober: Prober, isa: str, threads: int) -> dict[str, float]:
     """Return the flops per second of products in each format, and of attention."""
     rates = {form: prober.product_rate(isa, threads, form) for form in FORMATS}
     return {**rates, "attention": prober.attention_rate(isa, threads)}
+
+
+def _better(first: dict[_Key, float], again: dict[_Key, float]) -> tuple[dict[_Key, float], float]:
+    """Return the better of two rates of each, and how many times as high one was as the other."""
+    best = {key: max(rate, again[key]) for key, rate in first.items()}
+    return best, max(rate / min(first[key], again[key]) for key, rate in best.items())
 
 
 def _machine(isa: str, rates: dict[int, float], products: dict[str, float]) -> Machine:
