@@ -80,10 +80,10 @@ def native_matrix(each: PackedMatrix) -> Any:
 def same_bits(format_: str) -> list[str]:
     """The instruction sets that add this format's floats in one order, if with the same rounding.
 
-    Integer sums are exact everywhere; a fused multiply-add is not the generic set's; bfloat16 is
-    the tiles' own.
+    Integer sums are exact everywhere; a fused multiply-add is not the generic set's; sums of
+    rounded products are the tiles' own, and those of pairs.
     """
-    others = {"bf16": ("generic", "amx"), "int4": (), "int8": ()}.get(format_, ("generic",))
+    others = {"bf16": ("generic", "amx", "avx512_bf16"), "int4": (), "int8": ()}.get(format_, ("generic",))
     return [isa for isa in SETS if isa not in others]
 
 
