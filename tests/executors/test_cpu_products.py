@@ -185,6 +185,16 @@ def test_a_last_group_that_is_not_whole_is_padded_with_zeros(isa, inputs):
         assert (np.abs(found - expected) <= error * norms).all(), format_
 
 
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("format_", FORMATS)
+def test_rows_too_small_for_the_inverse_of_a_scale_are_as_good_as_zero(format_, isa):
+    """Down to numbers that are not normal any more, in one group of a row or in all."""
+    some, rows = matrix(format_, 96, 40), np.zeros((3, 96), np.float32)
+    rows[0], rows[1, :32], rows[2] = 3e-45, 1e-40, -1e-36
+    found = product(isa, rows, [some])
+    assert (np.abs(found) < 1e-25).all(), found
+
+
 def tape_of(isa: str, rows: int, *operations: Any) -> None:
     """Run operations that need nothing of a step but its rows."""
     assert library is not None
