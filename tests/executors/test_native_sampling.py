@@ -248,6 +248,19 @@ def test_rows_as_long_as_a_real_vocabulary_agree(asked, scale):
         assert same(Sampler(logits, isa).run(step), expected), isa
 
 
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("apart", [5e-324, 2.2e-311, 1e-307, 1e-300])
+def test_a_nucleus_of_values_hardly_apart_leaves_out_the_least(apart, isa):
+    """Bins that divide their range would be narrower than a double can say."""
+    samples = [
+        replace(make_row(output=(0,), presence_penalty=apart, top_p=top_p), position=position)
+        for top_p in (1 - 2**-53, 0.95)
+        for position in range(50)
+    ]
+    logits, step = np.zeros((1, 31), np.float32), step_of(1, samples)
+    assert same(Sampler(logits, isa).run(step), expected_of(logits, step))
+
+
 def test_a_step_that_draws_nothing_has_an_empty_result():
     logits = np.zeros((2, 5), np.float32)
     for wanted in ([0, 1], []):
