@@ -10,7 +10,7 @@ from octavo.errors import BadRequestError, InvalidParameterError
 from octavo.weights.encoder import LONG_TEXT
 from octavo.weights.fetch import cached_path
 from octavo.weights.gguf import open_gguf
-from octavo.weights.tokenizer import Tokenizer
+from octavo.weights.tokenizer import _NUM_KEPT, Tokenizer
 from tests.weights.vocabularies import (
     BYTE_LEVEL,
     FOLDERS,
@@ -148,6 +148,16 @@ def test_an_id_outside_the_vocabulary_is_a_bad_request(token):
 def test_a_lone_surrogate_is_a_bad_request(parse):
     with pytest.raises(BadRequestError, match="lone surrogate"):
         GPT2.encode("a\ud800", parse_special=parse)
+
+
+def test_bytes_of_more_tokens_than_are_kept_stay_right(tmp_path):
+    texts = [f"<{number}>" for number in range(3 * _NUM_KEPT)]
+    library = tokenizers.Tokenizer(models.BPE({text: i for i, text in enumerate(texts)}, []))
+    tokenizer = Tokenizer.from_directory(write_folder(tmp_path, library))
+    everything = range(len(texts))
+    for ids in (everything, reversed(everything)):
+        assert all(tokenizer.token_bytes(i) == texts[i].encode() for i in ids)
+    assert tokenizer._kept_bytes.cache_info().currsize == _NUM_KEPT
 
 
 def test_an_id_between_others_that_has_no_token_has_no_text(tmp_path):
