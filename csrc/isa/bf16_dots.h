@@ -5,8 +5,8 @@
 // Both operands are rounded: activations, queries and weights of softmax too. A tile is R rows x C columns of 16
 // lanes, a column being a panel, 16 positions' keys or 16 dims' values: each pair of a row is loaded once for
 // C products, each line of a column once for R.
-// Limits: one row, memory; many, two products of 32 pairs a cycle. Measured (EPYC of Zen 5, one thread): see
-// benchmarks/README.md.
+// Limits: one row, memory; many, the instruction, two a cycle on Zen 5, 495 Gflop/s there. Measured, one thread: 64 rows
+// with bfloat16 weights all of it; attention of 512 tokens, whose softmax does not count, 306.
 
 #pragma once
 
@@ -46,7 +46,8 @@ INLINE void each_dots_tile(int rows, int columns, Body&& body) {
         int column = 0;
         if (rows - row <= 4)
             for (; column + 4 <= columns; column += 4)
-                rows - row == 1 ? body.template operator()<1, 4>(row, column) : body.template operator()<4, 4>(row, column);
+                rows - row == 1 ? body.template operator()<1, 4>(row, column)
+                                : body.template operator()<4, 4>(row, column);
         else
             for (; column + 2 <= columns; column += 2) body.template operator()<8, 2>(row, column);
         for (; column < columns; ++column)
