@@ -83,7 +83,9 @@ def same_bits(format_: str) -> list[str]:
     Integer sums are exact everywhere; a fused multiply-add is not the generic set's; sums of
     rounded products are the tiles' own, and those of pairs.
     """
-    others = {"bf16": ("generic", "amx", "avx512_bf16"), "int4": (), "int8": ()}.get(format_, ("generic",))
+    others = {"bf16": ("generic", "amx", "avx512_bf16"), "int4": (), "int8": ()}.get(
+        format_, ("generic",)
+    )
     return [isa for isa in SETS if isa not in others]
 
 

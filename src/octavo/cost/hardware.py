@@ -116,7 +116,13 @@ def _products(bf16: float, int8: float) -> dict[str, float]:
 
 
 # Rows that one pass over pages of 16-bit numbers serves, in csrc/isa/attention.h and amx.cpp.
-_ATTENTION_TILES: Mapping[str, int] = {"amx": 16, "avx512_bf16": 4, "avx512": 8, "avx2": 3, "generic": 4}
+_ATTENTION_TILES: Mapping[str, int] = {
+    "amx": 16,
+    "avx512_bf16": 4,
+    "avx512": 8,
+    "avx2": 3,
+    "generic": 4,
+}
 
 
 _HOPPER = _products(989.4e12, 1978.9e12)
