@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/isa/* csrc/emulation/*)
 WORKERS ?= 2
 
-.PHONY: help test test-slow test-lower emulate clients sanitize check format law cases paging cache-gain steering step-times simulation bench docs golden clean
+.PHONY: help test test-slow test-lower emulate clients sanitize check format law cases paging cache-gain steering step-times growth simulation bench docs golden clean
 
 help: ## show this menu
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -86,6 +86,9 @@ steering: $(READY) ## time between tokens while prompts arrive, with --target-it
 
 step-times: $(READY) ## predicted and measured times of steps over batch, context and chunk
 	$(BIN)/python benchmarks/step_times.py
+
+growth: $(READY) ## decoding over batch and context, prompts over length, beside their bounds
+	$(BIN)/python -m benchmarks.growth
 
 TRACE ?= azure_conv.csv
 simulation: $(READY) ## a simulated run beside a real one; TRACE=azure_conv.csv

@@ -110,6 +110,7 @@ struct Kernels {
 const Kernels* generic_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
+const Kernels* avx512_bf16_kernels();
 const Kernels* amx_kernels();
 
 }  // namespace octavo

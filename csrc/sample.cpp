@@ -300,7 +300,9 @@ std::pair<double, size_t> nucleus(const Kernels& kernels, const std::vector<doub
                                   double inverse, double target) {
     const double width = top - *std::min_element(values.begin(), values.end());
     const size_t count = values.size(), num_bins = count / 8 + 1;
-    const double scale = width > 0 ? double(num_bins - 1) / width : 0;
+    const double bins_per_unit = double(num_bins - 1) / width;
+    // One bin for all where they are equal, or so close (subnormal numbers apart) that no double is the scale.
+    const double scale = std::isfinite(bins_per_unit) ? bins_per_unit : 0;
     const auto bin_of = [&](double v) { return std::min(num_bins - 1, size_t((top - v) * scale)); };
     std::vector<size_t> ends(num_bins + 1);
     for (double v : values) ++ends[bin_of(v) + 1];

@@ -68,6 +68,7 @@ def assert_idle(engine: Engine) -> None:
     assert not engine.has_unfinished
     assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
     assert stats.num_shared_blocks == stats.num_empty_slots == engine.scheduler.blocks.num_reserved
+    assert len(engine._constraints) == 0
 
 
 class FailingExecutor:

@@ -107,6 +107,24 @@ EMULATED __m256i cvtneps_pbh(__m512 a) {
     return out;
 }
 
+// sums + the products of each lane's second numbers, then of its first ones; denormals are zeros on either side.
+EMULATED __m512 flushed(__m512 a) {
+    uint32_t bits[16];
+    std::memcpy(bits, &a, sizeof bits);
+    for (uint32_t& x : bits) x = x & 0x7f800000 ? x : x & 0x80000000;
+    std::memcpy(&a, bits, sizeof bits);
+    return a;
+}
+template <class Pairs>
+EMULATED __m512 dpbf16_ps(__m512 sums, Pairs a, Pairs b) {
+    const auto product = [](__m512 to, __m512i x, __m512i y) {
+        return flushed(fmadd_ps(flushed((__m512)x), flushed((__m512)y), to));
+    };
+    const Words x = (Words)a, y = (Words)b;
+    sums = product(flushed(sums), (__m512i)(x & 0xffff0000u), (__m512i)(y & 0xffff0000u));
+    return product(sums, (__m512i)(x << 16), (__m512i)(y << 16));
+}
+
 // --- integers ---------------------------------------------------------------------------------------
 
 EMULATED __m512i set1_epi32(int32_t x) { return (__m512i)(uint32_t(x) - Words{}); }
@@ -187,6 +205,7 @@ EMULATED void store_si512(void* to, __m512i value) {
 #define _mm512_cvtneps_pbh emulated::cvtneps_pbh
 #define _mm512_cvtph_ps emulated::cvtph_ps
 #define _mm512_cvtps_epi32 emulated::cvtps_epi32
+#define _mm512_dpbf16_ps emulated::dpbf16_ps
 #define _mm512_dpbusd_epi32 emulated::dpbusd_epi32
 #define _mm512_dpwssd_epi32 emulated::dpwssd_epi32
 #define _mm512_extractf32x8_ps emulated::extractf32x8_ps

@@ -83,14 +83,6 @@ void group_tiles(const Matrix& m, const Activations& rows, int num_rows, int fir
 // Up to 16 rows with four panels, or 32 with two; a panel is a stack of operands. Limits: few rows,
 // memory; many, loading operands, one for each product of two.
 
-void round_row(const Activations& rows, int row) {
-    const float* x = rows.x + int64_t(row) * rows.stride;
-    for (int i = 0; i < rows.groups * GROUP; i += LANES) {
-        const Floats v = i < rows.width ? load_some(x + i, rows.width - i) : Floats{};
-        round(v, rows.rounded + rows.tile(row, i / GROUP) * GROUP + i % GROUP);
-    }
-}
-
 void amx_prepare_row(Format format, const Activations& rows, int row) {
     if (format == Format::bf16) return round_row(rows, row);
     if (!octavo::is_channel(format)) return quantize_row(rows, row);

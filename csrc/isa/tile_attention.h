@@ -8,28 +8,12 @@
 #pragma once
 
 #include "attention.h"
+#include "bf16.h"
 #include "tiles.h"
 
 namespace {
 
-constexpr int DEPTH = 32;  // elements of an operand's row
 using Operand = uint16_t[TILE][DEPTH];
-
-INLINE void round(Floats value, uint16_t* to) {
-    const auto rounded = _mm512_cvtneps_pbh((__m512)value);
-    std::memcpy(to, &rounded, 32);
-}
-
-// 2^x for x <= 0, to 9e-5: a twentieth of what bfloat16 rounds off. The least relative error on [0, 1) of
-// cubic polynomials that begin with 1.
-INLINE Floats coarse_two_to(Floats x) {
-    const Floats f = (Floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    Floats p = splat(7.706773e-2f);
-    p = fma(p, f, splat(2.2764425e-1f));
-    p = fma(p, f, splat(6.9511695e-1f));
-    p = fma(p, f, splat(1.0f));
-    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)x);  // by the floor of x
-}
 
 // What is multiplied: bfloat16, signed bytes, or bytes without a sign with signed ones.
 enum class Kinds { bf16, signed_bytes, unsigned_bytes };

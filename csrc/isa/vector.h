@@ -315,19 +315,6 @@ INLINE Floats splat(float x) {
     return value;
 }
 
-INLINE float sum(Floats v) {
-    return fold(v, [](auto a, auto b) __attribute__((always_inline)) { return a + b; });
-}
-
-INLINE float largest(Floats v) {
-    return fold(v, [](auto a, auto b) __attribute__((always_inline)) {
-        if constexpr (requires { a.low; })
-            return maximum(a, b);
-        else
-            return a > b ? a : b;
-    });
-}
-
 // Calls body<0>() to body<N - 1>(): unlike a loop, early enough for arrays to become registers.
 template <int N, int i = 0, class Body>
 INLINE void each(Body&& body) {
@@ -335,6 +322,54 @@ INLINE void each(Body&& body) {
         body.template operator()<i>();
         each<N, i + 1>(body);
     }
+}
+
+struct Plus {
+    template <class T>
+    INLINE T operator()(T a, T b) const { return a + b; }
+};
+
+struct Larger {
+    template <class T>
+    INLINE T operator()(T a, T b) const {
+        if constexpr (requires { a.low; })
+            return maximum(a, b);
+        else
+            return a > b ? a : b;
+    }
+};
+
+INLINE float sum(Floats v) { return fold(v, Plus{}); }
+INLINE float largest(Floats v) { return fold(v, Larger{}); }
+
+// Fold 16 vectors to a number each, in an order of its own: for what is the same in any order.
+template <class Both>
+INLINE Floats fold_each(const Floats (&v)[LANES], Both&& both) {
+#if defined(__AVX512F__)
+    // Halve two vectors into one: first by quarters, so that w[k] has four lanes each of v[4 k] to v[4 k + 3].
+    const auto quarters = [&](Part a, Part b) INLINED {
+        return both(__builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
+                    __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
+    };
+    const auto pairs = [&](Part a, Part b) INLINED {
+        return both(__builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+                    __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
+    };
+    const auto lanes = [&](Part a, Part b) INLINED {
+        return both(__builtin_shufflevector(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30),
+                    __builtin_shufflevector(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31));
+    };
+    Part w[4];
+    each<4>([&]<int k>() INLINED {
+        w[k] = quarters(quarters(v[4 * k], v[4 * k + 1]), quarters(v[4 * k + 2], v[4 * k + 3]));
+    });
+    const Part all = lanes(pairs(w[0], w[1]), pairs(w[2], w[3]));
+    return __builtin_shufflevector(all, all, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+#else
+    float folded[LANES];
+    for (int i = 0; i < LANES; ++i) folded[i] = fold(v[i], both);
+    return load(folded);
+#endif
 }
 
 // Add R rows' products with 16 lanes of pairs: even += the row's first number * the first of each pair, odd += the

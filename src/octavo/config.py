@@ -47,7 +47,7 @@ class EngineConfig(_Settings):
         "auto",
         "What computes a step: the native CPU library, or NumPy; auto is the first that can.",
     )
-    instruction_set: Literal["auto", "amx", "avx512", "avx2", "generic"] = _setting(
+    instruction_set: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "generic"] = _setting(
         "auto", "Instruction set of the CPU executor; auto is the best that the machine has."
     )
     num_threads: int | None = _setting(

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.engine import engine as engine_module
+from octavo.engine import constraints as constraints_module
 from octavo.engine import grammar as grammar_module
 from octavo.engine.grammar import MAX_GRAMMAR_CHARS
 from octavo.errors import BadRequestError, InvalidParameterError
@@ -228,7 +228,7 @@ def fewest_tokens(tokenizer, text):
 )
 def test_an_ending_is_the_shortest_where_choices_are_few(constraint, texts):
     with tiny() as llm:
-        ending = llm.engine._compiler.compile(constraint, None).result().ending
+        ending = llm.engine._constraints._compiler.compile(constraint, None).result().ending
         found = b"".join(map(llm.tokenizer.token_bytes, ending)).decode()
         assert len(ending) == min(fewest_tokens(llm.tokenizer, text) for text in texts), found
 
@@ -319,13 +319,13 @@ def test_whitelist_beside_a_grammar_gives_way_to_it():
 
 def slow(llm, gate):
     """Make every compilation wait for `gate`."""
-    compile_now = llm.engine._compiler._compile
+    compile_now = llm.engine._constraints._compiler._compile
 
     def compile_later(*args):
         assert gate.wait(30)
         return compile_now(*args)
 
-    llm.engine._compiler._compile = compile_later
+    llm.engine._constraints._compiler._compile = compile_later
 
 
 def test_others_run_while_a_grammar_is_compiled():
@@ -367,7 +367,7 @@ def test_grammar_that_takes_too_long_is_refused(monkeypatch):
     import threading
 
     gate = threading.Event()
-    monkeypatch.setattr(engine_module, "COMPILE_SECONDS", 0)
+    monkeypatch.setattr(constraints_module, "COMPILE_SECONDS", 0)
     with tiny() as llm:
         slow(llm, gate)
         with pytest.raises(BadRequestError, match="not compiled within"):
@@ -404,7 +404,7 @@ def test_compilation_that_nobody_waits_for_any_more_is_not_begun(monkeypatch):
 
     begun, gate, compiled = threading.Semaphore(0), threading.Event(), []
     with tiny() as llm:
-        compiler = llm.engine._compiler
+        compiler = llm.engine._constraints._compiler
         compile_now = compiler._compile
 
         def compile_later(spec, reasoning):
@@ -459,7 +459,7 @@ def test_late_mask_holds_up_its_own_sequence_alone(monkeypatch):
 
 def test_compiled_grammar_is_kept_for_the_next_request():
     with tiny() as llm:
-        compiler = llm.engine._compiler
+        compiler = llm.engine._constraints._compiler
         first = compiler.compile(spec(PERSON), None)
         assert compiler.compile(spec(dict(PERSON)), None) is first
         assert compiler.compile(spec(PERSON, disable_any_whitespace=True), None) is not first

@@ -15,8 +15,9 @@ from octavo.engine.machine import GIB, available_memory
 from octavo.errors import BadRequestError, ChatTemplateError, SettingError
 from octavo.executors.pages import bytes_per_token
 from octavo.models.registry import WeightReader, build_program
+from octavo.request import StructuredOutputs
 from tests.engine.starting import FEW, refusal
-from tests.engines import TINY, drain, greedy, only, tokens
+from tests.engines import TINY, assert_idle, drain, greedy, only, tokens
 
 
 @pytest.fixture
@@ -146,6 +147,10 @@ class TestSettings:
                 llm.generate("text", greedy(3))
             with pytest.raises(ChatTemplateError, match="without a tokenizer"):
                 llm.chat([{"role": "user", "content": "Hi"}])
+            wanted = StructuredOutputs(regex="a+")
+            with pytest.raises(BadRequestError, match="without a tokenizer, so it has no grammars"):
+                only(llm, tokens(5), greedy(3, structured_outputs=wanted))
+            assert_idle(llm.engine)
 
     @pytest.mark.parametrize("part", [".", "tokenizer.json"])
     def test_another_tokenizer_may_take_the_place_of_the_models(self, copied, part):

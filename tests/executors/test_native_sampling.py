@@ -15,12 +15,11 @@ from octavo.executors.executor import Batch, PromptRow, SampleRow, StepResult
 from octavo.executors.native_sampling import NativeSampling
 from octavo.executors.sampling import SEGMENT, sample_tiles
 from octavo.native import library
-from octavo.request import Request, SamplingParams
 from tests.executors.checkpoints import Piece, batch
 from tests.executors.native import SETS, RandomWeights, native, needs_library, network, token_ids
+from tests.executors.rows import INF, make_row
 
 pytestmark = needs_library
-INF = math.inf
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -72,27 +71,6 @@ def same(found: StepResult, expected: StepResult) -> bool:
         and {name: str(error) for name, error in found.errors.items()}
         == {name: str(error) for name, error in expected.errors.items()}
     )
-
-
-def make_row(logit_row=0, prompt=(0,), output=(), **asked) -> SampleRow:
-    """A row that draws the token after `prompt` and `output`."""
-    outer = {
-        name: asked.pop(name)
-        for name in ("seed", "stop_ids", "bad_word_ids", "request_id")
-        if name in asked
-    }
-    mask, index = asked.pop("mask", None), asked.pop("index", 0)
-    params = SamplingParams(**{"max_tokens": None, **asked})
-    request = Request(
-        prompt_token_ids=list(prompt),
-        params=params,
-        max_tokens=100,
-        **({"request_id": f"r{logit_row}", "seed": 1} | outer),
-    )
-    needs = params.needs_history or request.bad_word_ids
-    history = (*prompt, *output) if needs else ()
-    position = len(prompt) + len(output)
-    return SampleRow(logit_row, request, index, position, len(output), history, mask)
 
 
 # --- random rows and parameters ------------------------------------------------------------------
@@ -153,9 +131,9 @@ def rows(draw: st.DrawFn, vocab: int, logit_row: int) -> SampleRow:
         bits = np.random.default_rng(draw(st.integers(0, 99))).random(32 * words) < density
         mask = np.packbits(bits, bitorder="little").view(np.uint32)
     return make_row(
-        logit_row,
-        tuple(draw(st.lists(vocabulary, min_size=1, max_size=8))),
-        tuple(draw(known)),
+        draw(st.lists(vocabulary, min_size=1, max_size=8)),
+        draw(known),
+        logit_row=logit_row,
         seed=draw(st.integers(-(2**63), 2**64 - 1)),
         index=draw(st.integers(0, 3)),
         mask=mask,
@@ -167,7 +145,7 @@ def rows(draw: st.DrawFn, vocab: int, logit_row: int) -> SampleRow:
         presence_penalty=draw(rarely(st.floats(-2, 2), 0)),
         frequency_penalty=draw(rarely(st.sampled_from([2, -2, 0.3]), 0)),
         min_tokens=draw(st.sampled_from([0, 5, 2**62])),
-        stop_ids=frozenset(draw(st.lists(ids, max_size=4))),
+        stop_ids=draw(st.lists(ids, max_size=4)),
         logprobs=draw(st.sampled_from([None, None, 0, 1, 5, 20, -1])),
         logit_bias=draw(
             rarely(
@@ -175,7 +153,7 @@ def rows(draw: st.DrawFn, vocab: int, logit_row: int) -> SampleRow:
             )
         ),
         allowed_token_ids=draw(rarely(st.lists(ids, min_size=1, max_size=9), None)),
-        bad_word_ids=tuple(
+        bad_words=tuple(
             tuple(word)
             for word in draw(st.lists(st.lists(ids, min_size=1, max_size=3), max_size=4))
         ),
@@ -241,11 +219,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("asked", SETTINGS.values(), ids=SETTINGS.keys())
 def test_rows_as_long_as_a_real_vocabulary_agree(asked, scale):
     logits = (np.random.default_rng(3).standard_normal((3, 49_152)) * scale).astype(np.float32)
-    samples = [make_row(row, (1, 2, 2), (5, 5, 7), **asked) for row in range(3)]
+    samples = [make_row((1, 2, 2), (5, 5, 7), logit_row=row, **asked) for row in range(3)]
     step = step_of(3, samples)
     expected = expected_of(logits, step)
     for isa in SETS:
         assert same(Sampler(logits, isa).run(step), expected), isa
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("apart", [5e-324, 2.2e-311, 1e-307, 1e-300])
+def test_a_nucleus_of_values_hardly_apart_leaves_out_the_least(apart, isa):
+    """Bins that divide their range would be narrower than a double can say."""
+    samples = [
+        make_row(output=(0,), position=position, presence_penalty=apart, top_p=top_p)
+        for top_p in (1 - 2**-53, 0.95)
+        for position in range(50)
+    ]
+    logits, step = np.zeros((1, 31), np.float32), step_of(1, samples)
+    assert same(Sampler(logits, isa).run(step), expected_of(logits, step))
 
 
 def test_a_step_that_draws_nothing_has_an_empty_result():
@@ -276,7 +267,7 @@ class TestLaw:
     def rows(self) -> list[SampleRow]:
         kinds = list(SETTINGS.values())
         return [
-            make_row(row, (1, 2), (3, row), **kinds[row % len(kinds)], request_id=f"r{row}")
+            make_row((1, 2), (3, row), logit_row=row, **kinds[row % len(kinds)])
             for row in range(70)
         ]
 
@@ -305,7 +296,9 @@ class TestLaw:
 
     @pytest.mark.case("V44")
     def test_prompt_and_sample_report_the_same_bits(self):
-        sampled = Sampler(self.LOGITS).run(step_of(70, [make_row(3, logprobs=20)])).logprobs[0]
+        sampled = (
+            Sampler(self.LOGITS).run(step_of(70, [make_row(logit_row=3, logprobs=20)])).logprobs[0]
+        )
         assert sampled is not None
         known = PromptRow(3, "p", 1, sampled.token_id, 20)
         assert Sampler(self.LOGITS).run(step_of(70, [], [known])).prompt_logprobs == [sampled]
@@ -323,7 +316,9 @@ class TestUnusableLogits:
         if bad == -INF:
             logits[2] = bad
         logits[2, at] = bad
-        samples = [make_row(row, temperature=row % 2, logprobs=1) for row in (0, 1, 2, 3, 4)]
+        samples = [
+            make_row(logit_row=row, temperature=row % 2, logprobs=1) for row in (0, 1, 2, 3, 4)
+        ]
         known = [PromptRow(row, f"p{row}", 9, 5, 1) for row in (1, 2, 3)]
         step = step_of(5, samples, known)
         found = Sampler(logits, SETS[0], threads).run(step)
@@ -333,7 +328,7 @@ class TestUnusableLogits:
     def test_a_mask_without_a_token_fails_its_request_alone(self):
         logits = np.zeros((2, 40), np.float32)
         empty = np.zeros(2, np.uint32)
-        step = step_of(2, [make_row(0, mask=empty, logprobs=1), make_row(1, logprobs=1)])
+        step = step_of(2, [make_row(mask=empty, logprobs=1), make_row(logit_row=1, logprobs=1)])
         found = Sampler(logits).run(step)
         assert list(found.errors) == ["r0"]
         assert "allows no token" in str(found.errors["r0"])
@@ -353,7 +348,7 @@ class TestBadInput:
     @pytest.mark.parametrize("row", [-1, 2, 10**12, -(2**63)])
     def test_a_row_of_no_logits_is_an_error_and_not_a_token(self, row):
         for samples, known in (
-            ([replace(make_row(), logit_row=row)], []),
+            ([make_row(logit_row=row)], []),
             ([], [PromptRow(row, "p", 1, 9, 0)]),
         ):
             with pytest.raises(ValueError, match="not among the batch's logit_rows"):
@@ -381,11 +376,11 @@ class TestBadInput:
     def test_after_a_refusal_the_next_batch_is_drawn(self):
         run = Sampler(self.LOGITS)
         with pytest.raises(ValueError, match="logit_rows"):
-            run.run(step_of(2, [replace(make_row(), logit_row=9)]))
+            run.run(step_of(2, [make_row(logit_row=9)]))
         assert run.run(step_of(2, [make_row(temperature=0)])).token_ids == [0]
 
     def test_history_ids_past_the_vocabulary_change_nothing(self):
-        row = make_row(0, (1, 60), (2, 10**12), repetition_penalty=2.0, frequency_penalty=1.0)
+        row = make_row((1, 60), (2, 10**12), repetition_penalty=2.0, frequency_penalty=1.0)
         step = step_of(2, [row])
         assert same(Sampler(self.LOGITS).run(step), expected_of(self.LOGITS, step))
 
@@ -398,7 +393,9 @@ class TestExecutor:
         program = network(vocab=300)
         run = native(program, RandomWeights(program), SETS[0], num_threads=2)
         piece = Piece(token_ids(150, 300), 0, 150, range(5))
-        samples = tuple(make_row(row, (1,), (2,), top_p=0.9, logprobs=3) for row in (149, 5, 70))
+        samples = tuple(
+            make_row((1,), (2,), logit_row=row, top_p=0.9, logprobs=3) for row in (149, 5, 70)
+        )
         known = tuple(PromptRow(row, "p", row + 1, row, 2) for row in range(150))
         step = batch(piece, samples=samples, prompt_rows=known)
         logits = run.logits(step)
@@ -421,7 +418,7 @@ class TestExecutor:
 
     def test_parameters_cross_once_and_are_dropped_with_their_request(self):
         run = Sampler(np.zeros((3, 40), np.float32))
-        rows = [make_row(row) for row in range(3)]
+        rows = [make_row(logit_row=row) for row in range(3)]
         run.run(step_of(3, rows))
         before = dict(run.sampling._asked)
         run.run(step_of(3, rows[:2]))
@@ -431,7 +428,7 @@ class TestExecutor:
 
     def test_draws_keep_alive_the_parameters_they_were_given(self):
         run = Sampler(np.zeros((3, 40), np.float32))
-        step = step_of(3, [make_row(0, temperature=0, allowed_token_ids=[17])])
+        step = step_of(3, [make_row(temperature=0, allowed_token_ids=[17])])
         draws = run.sampling.prepare(step)
         run.sampling._asked.clear()
         arrays = [step.token_ids.ctypes.data] * 5 + [step.logit_rows.ctypes.data]

@@ -122,6 +122,7 @@ class Machine:
 # Rows of the tiles of csrc/isa/products.h and amx.cpp.
 _TILES: Mapping[str, tuple[int, ...]] = {
     "amx": (16,),
+    "avx512_bf16": (1, 4, 8),
     "avx512": (1, 4, 8),
     "avx2": (1, 4),
     "generic": (1, 4),
@@ -134,7 +135,13 @@ def _products(bf16: float, int8: float) -> dict[str, float]:
 
 
 # Rows that one pass over pages of 16-bit numbers serves, in csrc/isa/attention.h and amx.cpp.
-_ATTENTION_TILES: Mapping[str, int] = {"amx": 16, "avx512": 8, "avx2": 3, "generic": 4}
+_ATTENTION_TILES: Mapping[str, int] = {
+    "amx": 16,
+    "avx512_bf16": 4,
+    "avx512": 8,
+    "avx2": 3,
+    "generic": 4,
+}
 
 
 _HOPPER = _products(989.4e12, 1978.9e12)
@@ -197,7 +204,7 @@ MACHINES: Mapping[str, Machine] = {
             source="AMD EPYC 9654 product page (cores, base clock, memory); Software Optimization "
             "Guide for the AMD Zen 4 Microarchitecture (instruction rates)",
             efficiency=CPU,
-            instruction_set="avx512",
+            instruction_set="avx512_bf16",
         ),
         Machine(
             name="ryzen-7950x",
@@ -208,13 +215,19 @@ MACHINES: Mapping[str, Machine] = {
             source="AMD Ryzen 9 7950X product page (cores, base clock, memory); Software "
             "Optimization Guide for the AMD Zen 4 Microarchitecture (instruction rates)",
             efficiency=CPU,
-            instruction_set="avx512",
+            instruction_set="avx512_bf16",
         ),
     )
 }
 
 # bfloat16 flops per cycle and core; without such products, of float32 ones.
-_PER_CYCLE: Mapping[str, int] = {"amx": 2048, "avx512": 64, "avx2": 32, "generic": 8}
+_PER_CYCLE: Mapping[str, int] = {
+    "amx": 2048,
+    "avx512_bf16": 64,
+    "avx512": 64,
+    "avx2": 32,
+    "generic": 8,
+}
 _CLOCK = 2.0e9
 _BANDWIDTH_PER_CPU = 10e9
 _BANDWIDTH = 40e9

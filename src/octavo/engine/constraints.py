@@ -1,6 +1,7 @@
-"""Masks for the sequences that have a grammar, computed beside the engine's loop.
+"""The grammars of requests and the masks of their sequences, made beside the engine's loop.
 
-Decides which sequences wait for their mask and how long a step may wait for all of them. Owns each
+Decides how long a request may wait for its grammar, which sequences wait for their mask and how
+long a step may wait for all of them. Owns a request's grammar until it is forgotten, and each
 constrained sequence's matcher from its first step until it is dropped; a sample of the same prompt
 has one of its own. Knows neither order nor blocks.
 
@@ -13,9 +14,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from octavo.engine.grammar import Grammar
+from octavo.engine.grammar import (
+    COMPILE_SECONDS,
+    Grammar,
+    GrammarCompiler,
+    compiled_too_late,
+)
 from octavo.engine.matching import GrammarMatcher, Mask, Turn, deep_threads
-from octavo.request import Sequence
+from octavo.errors import BadRequestError
+from octavo.request import Request, Sequence
 
 # Seconds that a step waits for masks that were begun after the last one. A mask that takes longer
 # holds up its own sequence alone.
@@ -34,31 +41,79 @@ class _Place:
 
 
 class Constraints:
-    """The matchers of all constrained sequences."""
+    """The grammars and matchers of everything constrained; what is not, is ignored.
 
-    def __init__(self) -> None:
+    compiler: of grammars; without it they are refused.
+    """
+
+    def __init__(self, compiler: GrammarCompiler | None) -> None:
+        self._compiler = compiler
+        self._compiling: dict[Request, Future[Grammar]] = {}
+        self._grammars: dict[Request, Grammar] = {}
         self._places: dict[Sequence, _Place] = {}
         self._pending: dict[Sequence, _Place] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._compiling) + len(self._grammars) + len(self._places)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
         return deep_threads(_NUM_THREADS, "octavo-mask")
 
-    def add(self, sequence: Sequence, grammar: Grammar) -> None:
-        """Begin with a sequence that has no output yet."""
+    # --- grammars -------------------------------------------------------------------------------
+
+    def compile(self, request: Request) -> bool:
+        """Begin with a request's grammar; False if it has none. Raises `BadRequestError`."""
+        spec = request.params.structured_outputs
+        if spec is None:
+            return False
+        if self._compiler is None:
+            raise BadRequestError("This model came without a tokenizer, so it has no grammars.")
+        self._compiling[request] = self._compiler.compile(spec, request.params.reasoning)
+        return True
+
+    def compiled(self, now: float) -> Iterator[tuple[Request, BaseException | None]]:
+        """Yield each request whose grammar has come, or what it failed with."""
+        for request, grammar in list(self._compiling.items()):
+            if grammar.done():
+                error = grammar.exception()
+            elif now - request.arrival_time >= COMPILE_SECONDS:
+                error = compiled_too_late()
+            else:
+                continue
+            del self._compiling[request]
+            if error is None:
+                self._grammars[request] = grammar.result()
+            yield request, error
+
+    @property
+    def num_compiling(self) -> int:
+        """Requests that wait for their grammar."""
+        return len(self._compiling)
+
+    def forget(self, request: Request) -> None:
+        """Forget the grammar of a request that has ended."""
+        self._compiling.pop(request, None)
+        self._grammars.pop(request, None)
+
+    # --- masks ----------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """Begin with a sequence that has no output yet, of a request whose grammar has come."""
         request = sequence.request
         matcher = GrammarMatcher(
-            grammar, max_tokens=request.max_tokens, ignores_end=request.params.ignore_eos
+            self._grammars[request],
+            max_tokens=request.max_tokens,
+            ignores_end=request.params.ignore_eos,
         )
         self._follow(sequence, _Place(matcher, self._threads.submit(matcher.start)))
 
-    def advance(self, sequence: Sequence, grammar: Grammar, token_id: int) -> None:
+    def advance(self, sequence: Sequence, token_id: int) -> None:
         """Tell of a sequence's new token; a sample that appears with its first begins here."""
+        if sequence.request not in self._grammars:
+            return
         if sequence not in self._places:
-            self.add(sequence, grammar)
+            self.add(sequence)
         place = self._places[sequence]
         place.num_consumed += 1
         assert place.num_consumed == sequence.num_output_tokens, "the matcher is out of step"
@@ -68,7 +123,7 @@ class Constraints:
         self._follow(sequence, place)
 
     def drop(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended; an unknown one is ignored."""
+        """Forget a sequence that has ended."""
         self._places.pop(sequence, None)
         self._pending.pop(sequence, None)
 
@@ -109,13 +164,17 @@ class Constraints:
         """The sequences whose masks are not ready."""
         return frozenset(self._pending)
 
-    def wait(self, others: list[Future[Grammar]], seconds: float) -> None:
-        """Wait until a mask or one of `others` is ready."""
-        pending: list[Future[Any]] = [place.turn for place in self._pending.values()]
-        wait([*pending, *others], timeout=seconds, return_when=FIRST_COMPLETED)
+    def wait(self, seconds: float) -> None:
+        """Wait until a mask or a grammar is ready."""
+        masks: list[Future[Any]] = [place.turn for place in self._pending.values()]
+        wait([*masks, *self._compiling.values()], timeout=seconds, return_when=FIRST_COMPLETED)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget everything, and compile nothing any more."""
+        if self._compiler is not None:
+            self._compiler.close()
+        self._compiling.clear()
+        self._grammars.clear()
         self._places.clear()
         self._pending.clear()
         if "_threads" in self.__dict__:

@@ -8,14 +8,13 @@ failed, and from then on holds no block.
 """
 
 from collections.abc import Callable, Set
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import compress
 
 from octavo.core.scheduler import Scheduler, StepPlan
 from octavo.cost.predictor import StepPredictor, StepPrice
 from octavo.engine.constraints import Constraints
-from octavo.engine.grammar import COMPILE_SECONDS, Grammar, GrammarCompiler, compiled_too_late
+from octavo.engine.grammar import GrammarCompiler
 from octavo.engine.intake import Intake, Prompt
 from octavo.engine.lives import Life, LifeRecorder
 from octavo.engine.outlook import look_ahead
@@ -46,8 +45,8 @@ _IDLE_WAIT = 0.02
 class _ActiveRequest:
     """What the engine keeps of a request until its last delta.
 
-    grammar: of its structured output. The scheduler sees a request only once it is compiled.
-    is_quiet: nothing is heard of a token that is not a sequence's last.
+    sequences: by index; none before its grammar is compiled, if it has one. is_quiet: nothing is
+    heard of a token that is not a sequence's last.
     """
 
     request: Request
@@ -58,7 +57,6 @@ class _ActiveRequest:
     pool: StatePool | None = None
     num_finished: int = 0
     is_quiet: bool = False
-    grammar: Future[Grammar] | None = None
 
 
 class Engine:
@@ -88,12 +86,10 @@ class Engine:
         self.intake = intake
         self.decoder = decoder
         self._clock = clock
-        self._compiler = compiler
         self._build = build
         self.predictor = predictor
         self.lives = lives or LifeRecorder(0)
-        self._constraints = Constraints()
-        self._compiling: list[_ActiveRequest] = []
+        self._constraints = Constraints(compiler)
         self._active: dict[str, _ActiveRequest] = {}
         self._num_added = 0
         self._num_steps = 0
@@ -137,18 +133,16 @@ class Engine:
         self.scheduler.check_fits(request)
         active = _ActiveRequest(request, RequestMetrics(arrival_time=now))
         active.is_quiet = is_quiet and _check_quiet(request)
-        active.grammar = self._begin_compiling(request)
+        compiles = self._constraints.compile(request)
         self._num_added += 1
         if pooling is not None:
             active.pool = StatePool()
         if params.prompt_logprobs is not None:
             active.prompt_logprobs = [None] * len(request.prompt_token_ids)
         self._active[request_id] = active
-        self.lives.begin(request, active.sequences, compiles=active.grammar is not None)
-        if active.grammar is None:
+        self.lives.begin(request, active.sequences, compiles=compiles)
+        if not compiles:
             active.sequences[0] = self.scheduler.add(request)
-        else:
-            self._compiling.append(active)
         return request
 
     def abort(self, request_id: str) -> None:
@@ -199,8 +193,8 @@ class Engine:
             price = self._run(plan, held, start, announce)
             if price is not None:  # it is of all that a step takes, not of the executor alone
                 price.predictor.observe(price, self._clock() - begun)
-        elif held or self._compiling:
-            self._constraints.wait([a.grammar for a in self._compiling if a.grammar], _IDLE_WAIT)
+        elif held or self._constraints.num_compiling:
+            self._constraints.wait(_IDLE_WAIT)
             self.lives.waited(self._clock() - start)
         deltas, self._pending = self._pending, []
         return deltas
@@ -209,7 +203,7 @@ class Engine:
         """Return a snapshot of the engine between two steps."""
         return take_snapshot(
             self.scheduler,
-            num_compiling=len(self._compiling),
+            num_compiling=self._constraints.num_compiling,
             step=self._num_steps,
             step_time=self._last_step_time,
             outlook=None if self.predictor is None else look_ahead(self.scheduler, self.predictor),
@@ -225,8 +219,6 @@ class Engine:
         for active in list(self._active.values()):
             self._end(active, FinishReason.ABORT)
         self._constraints.close()
-        if self._compiler is not None:
-            self._compiler.close()
         self.executor.close()
 
     def _run(
@@ -291,8 +283,7 @@ class Engine:
                     if active.metrics.first_token_time is None:
                         active.metrics.first_token_time = now
                     continue
-                if active.grammar is not None:
-                    self._constraints.advance(sequence, active.grammar.result(), token_id)
+                self._constraints.advance(sequence, token_id)
             self._emit_token(active, sequence, token_id, found, now)
 
     def _keep_prompt_logprobs(self, batch: Batch, result: StepResult) -> None:
@@ -349,18 +340,17 @@ class Engine:
 
     # --- grammars -------------------------------------------------------------------------------
 
-    def _begin_compiling(self, request: Request) -> Future[Grammar] | None:
-        params = request.params
-        if params.structured_outputs is None:
-            return None
-        if self._compiler is None:
-            raise BadRequestError("This model came without a tokenizer, so it has no grammars.")
-        return self._compiler.compile(params.structured_outputs, params.reasoning)
-
     def _settle_grammars(self) -> None:
         """Queue what has been compiled; end what cannot be, and what its grammar has completed."""
-        if self._compiling:
-            self._queue_compiled()
+        now = self._clock()
+        for request, error in self._constraints.compiled(now):
+            active = self._active[request.request_id]
+            if error is not None:
+                self._end(active, FinishReason.ERROR, as_exception(error))
+                continue
+            active.sequences[0] = self.scheduler.add(request)
+            self._constraints.add(active.sequences[0])
+            self.lives.compiled(request.request_id, now)
         for sequence, outcome in self._constraints.settle():
             active = self._active[sequence.request.request_id]
             if isinstance(outcome, BaseException):
@@ -370,25 +360,6 @@ class Engine:
                 self.scheduler.finish(sequence, reason)
                 text = self._finish_text(active, sequence)
                 self._emit(active, sequence, text=text, is_ending_forced=outcome.is_forced)
-
-    def _queue_compiled(self) -> None:
-        now, still = self._clock(), []
-        for active in self._compiling:
-            assert active.grammar is not None
-            if not active.grammar.done():
-                if now - active.request.arrival_time < COMPILE_SECONDS:
-                    still.append(active)
-                    continue
-                error: BaseException | None = compiled_too_late()
-            else:
-                error = active.grammar.exception()
-            if error is not None:
-                self._end(active, FinishReason.ERROR, as_exception(error))
-                continue
-            sequence = active.sequences[0] = self.scheduler.add(active.request)
-            self.lives.compiled(active.request.request_id, now)
-            self._constraints.add(sequence, active.grammar.result())
-        self._compiling = still
 
     # --- text -----------------------------------------------------------------------------------
 
@@ -441,6 +412,7 @@ class Engine:
             active.metrics.num_preemptions = sum(
                 s.num_preemptions for s in active.sequences.values()
             )
+            self._constraints.forget(request)
             del self._active[request.request_id]
         elif reason is not None:
             self.lives.sample_ended(request.request_id)
@@ -472,7 +444,6 @@ class Engine:
         self, active: _ActiveRequest, reason: FinishReason, error: Exception | None = None
     ) -> None:
         """Finish every sequence of a request that still runs; samples not yet forked end too."""
-        self._compiling = [other for other in self._compiling if other is not active]
         first = active.sequences.get(0)
         for index in range(active.request.params.n):
             sequence = active.sequences.get(index)

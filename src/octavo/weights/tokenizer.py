@@ -14,7 +14,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,8 @@ from octavo.weights.vocabulary import (
 )
 
 Reread = Callable[[], Vocabulary]
+# Tokens whose bytes are kept, about 200 bytes each: most of a text is made of few tokens.
+_NUM_KEPT = 8192
 
 
 class TokenTexts:
@@ -85,6 +87,7 @@ class Tokenizer:
         self.guarded = GuardedTexts(tuple(t.text for t in vocabulary.added if t.guarded))
         self.prefix_space = _adds_prefix_space(vocabulary)
         self._texts = TokenTexts(vocabulary.ordinary())
+        self._kept_bytes = lru_cache(_NUM_KEPT)(self._bytes_of)
         self._reread = reread
         self._lock = threading.Lock()
         self._encoder = Encoder(vocabulary) if reread is None else None
@@ -167,6 +170,9 @@ class Tokenizer:
 
         A special token's bytes are its text. Raises InvalidParameterError outside the vocabulary.
         """
+        return self._kept_bytes(token)
+
+    def _bytes_of(self, token: int) -> bytes:
         text = self.token_text(token)
         added = self._added.get(token)
         if added is not None:

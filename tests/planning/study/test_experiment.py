@@ -2,7 +2,17 @@
 
 import pytest
 
-from octavo.planning.study.experiment import Axis, Series, Table, counted, listed, number, times
+from octavo.planning.study.experiment import (
+    Axis,
+    Series,
+    Table,
+    counted,
+    listed,
+    number,
+    tabulate,
+    ticking,
+    times,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,3 +63,15 @@ def test_series_of_unequal_lengths_is_refused() -> None:
 def test_row_with_a_cell_too_few_is_refused() -> None:
     with pytest.raises(ValueError, match="columns"):
         Table(columns=("a", "b"), rows=((1, 2), (1,)))
+
+
+def test_each_column_reads_every_item() -> None:
+    table = tabulate([3, 1], {"n": lambda n: n, "half": lambda n: n / 2})
+    assert table == Table(columns=("n", "half"), rows=((3, 1.5), (1, 0.5)))
+
+
+def test_what_is_done_is_told_after_each_item_by_its_weight() -> None:
+    told: list[float] = []
+    before = [(item, list(told)) for item in ticking([1, 3, 4], told.append, float)]
+    assert before == [(1, []), (3, [1 / 8]), (4, [1 / 8, 1 / 2])]
+    assert told[-1] == 1

@@ -8,6 +8,7 @@ Invariant: both ways generate the same tokens in the same number of seats.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -20,16 +21,11 @@ from octavo.planning.study.experiment import (
     Table,
     Tick,
     number,
+    tabulate,
+    ticking,
     times,
 )
-from octavo.planning.study.workbench import (
-    Clock,
-    Job,
-    Served,
-    Workbench,
-    prompts,
-    serve,
-)
+from octavo.planning.study.workbench import Clock, Job, Served, Workbench, prompts, serve
 
 CONTINUOUS, STATIC = "continuous", "static"
 WAYS = (CONTINUOUS, STATIC)
@@ -109,14 +105,12 @@ def _timeline(served: Served, started: float, seconds: float) -> tuple[tuple[flo
 
 def experiment(bench: Workbench, size: Size, tick: Tick) -> Experiment:
     """Answer the same requests both ways, with several numbers of seats."""
-    rows: list[Row] = []
-    total = len(WAYS) * sum(size.seats)
     engine = bench.engine()
-    for seats in size.seats:
-        jobs = drawn_jobs(engine, size.rounds * seats, size)
-        for way in WAYS:
-            rows.append(measure(engine, jobs, seats, way, bench.clock))
-            tick(sum(row.seats for row in rows) / total)
+    jobs = {seats: drawn_jobs(engine, size.rounds * seats, size) for seats in size.seats}
+    rows = [
+        measure(engine, jobs[seats], seats, way, bench.clock)
+        for seats, way in ticking([*product(size.seats, WAYS)], tick, lambda run: run[0])
+    ]
     return Experiment(
         title="Continuous against static batching",
         method=f"Requests with prompts of {size.num_prompt:,} tokens and answers of 2 to "
@@ -201,26 +195,15 @@ def _figures(rows: Sequence[Row]) -> tuple[Figure, ...]:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    return Table(
-        columns=(
-            "seats",
-            "batching",
-            "tokens/s",
-            "seats filled (%)",
-            "first token, mean (s)",
-            "latency, mean (s)",
-            "latency, 95th percentile (s)",
-        ),
-        rows=tuple(
-            (
-                row.seats,
-                row.way,
-                row.tokens_per_second,
-                100 * row.filled,
-                sum(row.first_tokens) / len(row.first_tokens),
-                row.mean_end,
-                float(np.percentile(row.ends, 95)),
-            )
-            for row in rows
-        ),
+    return tabulate(
+        rows,
+        {
+            "seats": lambda row: row.seats,
+            "batching": lambda row: row.way,
+            "tokens/s": lambda row: row.tokens_per_second,
+            "seats filled (%)": lambda row: 100 * row.filled,
+            "first token, mean (s)": lambda row: sum(row.first_tokens) / len(row.first_tokens),
+            "latency, mean (s)": lambda row: row.mean_end,
+            "latency, 95th percentile (s)": lambda row: float(np.percentile(row.ends, 95)),
+        },
     )

@@ -20,6 +20,8 @@ from octavo.planning.study.experiment import (
     Tick,
     counted,
     number,
+    tabulate,
+    ticking,
     times,
 )
 from octavo.planning.study.workbench import Clock, Job, Workbench, prompts, serve
@@ -131,14 +133,17 @@ def compare(engine: Engine, program: Program, ids: list[int], num_new: int, cloc
 
 def experiment(bench: Workbench, program: Program, size: Size, tick: Tick) -> Experiment:
     """Generate answers of several lengths both ways."""
-    # Without a cache, the work grows with the square of what has been generated.
-    work = [sum(range(size.num_prompt, size.num_prompt + n)) for n in size.lengths]
-    rows: list[Row] = []
     engine = bench.engine()
     (ids,) = prompts(engine, 1, size.num_prompt, "cache")
-    for index, num_new in enumerate(size.lengths):
-        rows.append(compare(engine, program, ids, num_new, bench.clock))
-        tick(sum(work[: index + 1]) / sum(work))
+
+    def work(num_new: int) -> int:
+        """Without a cache it grows with the square of what has been generated."""
+        return sum(range(size.num_prompt, size.num_prompt + num_new))
+
+    rows = [
+        compare(engine, program, ids, num_new, bench.clock)
+        for num_new in ticking(size.lengths, tick, work)
+    ]
     return Experiment(
         title="With and without the KV cache",
         method=f"An answer to a prompt of {size.num_prompt:,} tokens is generated token by token: "
@@ -195,28 +200,16 @@ def _figures(rows: Sequence[Row]) -> tuple[Figure, ...]:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    return Table(
-        columns=(
-            "tokens",
-            "projections, cache (GFLOP)",
-            "projections, none (GFLOP)",
-            "attention, cache (GFLOP)",
-            "attention, none (GFLOP)",
-            "time, cache (s)",
-            "time, none (s)",
-            "ratio of times",
-        ),
-        rows=tuple(
-            (
-                row.num_new,
-                row.cached.flops["projections"],
-                row.uncached.flops["projections"],
-                row.cached.flops["attention"],
-                row.uncached.flops["attention"],
-                row.cached.seconds,
-                row.uncached.seconds,
-                row.uncached.seconds / row.cached.seconds,
-            )
-            for row in rows
-        ),
+    return tabulate(
+        rows,
+        {
+            "tokens": lambda row: row.num_new,
+            "projections, cache (GFLOP)": lambda row: row.cached.flops["projections"],
+            "projections, none (GFLOP)": lambda row: row.uncached.flops["projections"],
+            "attention, cache (GFLOP)": lambda row: row.cached.flops["attention"],
+            "attention, none (GFLOP)": lambda row: row.uncached.flops["attention"],
+            "time, cache (s)": lambda row: row.cached.seconds,
+            "time, none (s)": lambda row: row.uncached.seconds,
+            "ratio of times": lambda row: row.uncached.seconds / row.cached.seconds,
+        },
     )

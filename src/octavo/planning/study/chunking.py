@@ -15,9 +15,10 @@ from octavo.planning.study.experiment import (
     Experiment,
     Figure,
     Series,
-    Table,
     Tick,
     number,
+    tabulate,
+    ticking,
 )
 from octavo.planning.study.workbench import Clock, Job, Workbench, add, prompts
 
@@ -62,6 +63,11 @@ class Row:
         """Longest wait for a token."""
         return max(self.gaps)
 
+    @property
+    def num_steps(self) -> int:
+        """Steps until the prompt was read."""
+        return sum(moment <= self.ttft for moment in self.moments)
+
 
 def measure(engine: Engine, size: Size, clock: Clock) -> Row:
     """Let a prompt arrive among streams; return when they got their tokens."""
@@ -97,12 +103,11 @@ def experiment(bench: Workbench, size: Size, tick: Tick) -> Experiment:
     whole = size.num_prompt + 2 * size.streams
     budgets = (whole, *size.budgets)
     rows: list[Row] = []
-    for budget in budgets:
+    for budget in ticking(budgets, tick):
         engine = bench.engine(
             max_num_batched_tokens=budget, max_num_seqs=min(budget, 2 * size.streams)
         )
         rows.append(measure(engine, size, bench.clock))
-        tick(len(rows) / len(budgets))
     return Experiment(
         title="Chunked prefill",
         method=f"{size.streams} streams are decoding when a prompt of {size.num_prompt:,} tokens "
@@ -110,22 +115,14 @@ def experiment(bench: Workbench, size: Size, tick: Tick) -> Experiment:
         "prompt.",
         finding=_finding(size, rows),
         figures=_figures(rows),
-        table=Table(
-            columns=(
-                "tokens per step",
-                "longest time between tokens (ms)",
-                "steps until the prompt is read",
-                "first token of the prompt (ms)",
-            ),
-            rows=tuple(
-                (
-                    row.budget,
-                    1e3 * row.longest,
-                    sum(moment <= row.ttft for moment in row.moments),
-                    1e3 * row.ttft,
-                )
-                for row in rows
-            ),
+        table=tabulate(
+            rows,
+            {
+                "tokens per step": lambda row: row.budget,
+                "longest time between tokens (ms)": lambda row: 1e3 * row.longest,
+                "steps until the prompt is read": lambda row: row.num_steps,
+                "first token of the prompt (ms)": lambda row: 1e3 * row.ttft,
+            },
         ),
     )
 

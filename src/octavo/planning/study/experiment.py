@@ -5,10 +5,11 @@ Decides how numbers are written in findings and tables. Draws nothing.
 Invariant: every axis has a title and a unit, and every row of a table a cell for each column.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
+Item = TypeVar("Item")
 Kind = Literal["line", "steps", "points", "bars"]
 Cell = str | int | float
 # Told the share of an experiment that is done, from 0 to 1.
@@ -17,6 +18,17 @@ Tick = Callable[[float], None]
 
 def no_tick(_: float) -> None:
     """Tell nobody."""
+
+
+def ticking(
+    items: Sequence[Item], tick: Tick, weight: Callable[[Item], float] = lambda _: 1.0
+) -> Iterator[Item]:
+    """Yield the items of an experiment; tell what share of their weights is done after each."""
+    total, done = sum(map(weight, items)), 0.0
+    for item in items:
+        yield item
+        done += weight(item)
+        tick(done / total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +93,14 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"{row} has not the columns {self.columns}")
+
+
+def tabulate(items: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell]]) -> Table:
+    """Return a table with a row for each item, of what each column reads from it."""
+    return Table(
+        columns=tuple(columns),
+        rows=tuple(tuple(read(item) for read in columns.values()) for item in items),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,10 @@ from octavo.planning.study.experiment import (
     Experiment,
     Figure,
     Series,
-    Table,
     Tick,
     number,
+    tabulate,
+    ticking,
     times,
 )
 from octavo.planning.study.traffic import ContiguousMemory, PagedMemory, run
@@ -104,10 +105,7 @@ def experiment(size: Size, tick: Tick) -> Experiment:
     """Serve the same requests in every kind of memory."""
     lines = drawn_lines(size.num_requests, seed=1)
     kinds = [*(f"blocks of {each}" for each in size.block_sizes), FINAL, LONGEST]
-    rows = []
-    for done, kind in enumerate(kinds, 1):
-        rows.append(measure(kind, size.num_slots, lines))
-        tick(done / len(kinds))
+    rows = [measure(kind, size.num_slots, lines) for kind in ticking(kinds, tick)]
     return Experiment(
         title="Paged against contiguous memory",
         method=f"{size.num_requests:,} requests with lengths like those of conversations wait for "
@@ -116,11 +114,15 @@ def experiment(size: Size, tick: Tick) -> Experiment:
         "or, as a bound that nobody can reach, the length that it will have.",
         finding=_finding(rows),
         figures=_figures(rows),
-        table=Table(
-            columns=("memory", "empty slots (%)", "requests at once", "steps", "preemptions"),
-            rows=tuple(
-                (r.memory, 100 * r.waste, r.running, r.num_steps, r.num_preemptions) for r in rows
-            ),
+        table=tabulate(
+            rows,
+            {
+                "memory": lambda row: row.memory,
+                "empty slots (%)": lambda row: 100 * row.waste,
+                "requests at once": lambda row: row.running,
+                "steps": lambda row: row.num_steps,
+                "preemptions": lambda row: row.num_preemptions,
+            },
         ),
     )
 

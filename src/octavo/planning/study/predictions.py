@@ -14,7 +14,16 @@ import numpy as np
 from octavo.cost.steps import StepTimes
 from octavo.executors.executor import Executor
 from octavo.planning.steps import num_blocks, step_seconds
-from octavo.planning.study.experiment import Axis, Experiment, Figure, Series, Table, Tick, number
+from octavo.planning.study.experiment import (
+    Axis,
+    Experiment,
+    Figure,
+    Series,
+    Tick,
+    number,
+    tabulate,
+    ticking,
+)
 from octavo.planning.study.workbench import Workbench
 from octavo.program.program import Chunk
 
@@ -81,7 +90,6 @@ def _about(chunks: Sequence[Chunk]) -> str:
 
 def experiment(bench: Workbench, times: StepTimes, size: Size, tick: Tick) -> Experiment:
     """Time steps and compare with their predictions."""
-    rows: list[Row] = []
     executor = bench.executor
     steps = [
         (kind, chunks)
@@ -89,9 +97,10 @@ def experiment(bench: Workbench, times: StepTimes, size: Size, tick: Tick) -> Ex
         if max(chunk.context for chunk in chunks) < bench.max_tokens
         and num_blocks(chunks, executor.block_size) <= executor.num_blocks
     ]
-    for done, (kind, chunks) in enumerate(steps, 1):
-        rows.append(measure(executor, times, kind, chunks, size.num_runs))
-        tick(done / len(steps))
+    rows = [
+        measure(executor, times, kind, chunks, size.num_runs)
+        for kind, chunks in ticking(steps, tick)
+    ]
     machine = times.machine
     return Experiment(
         title="Predicted against measured step time",
@@ -100,11 +109,15 @@ def experiment(bench: Workbench, times: StepTimes, size: Size, tick: Tick) -> Ex
         f"of {size.num_runs} runs.",
         finding=_finding(rows),
         figures=_figures(rows),
-        table=Table(
-            columns=("step", "sequences", "measured (ms)", "predicted (ms)", "error (%)"),
-            rows=tuple(
-                (r.kind, r.about, 1e3 * r.measured, 1e3 * r.predicted, 100 * r.error) for r in rows
-            ),
+        table=tabulate(
+            rows,
+            {
+                "step": lambda row: row.kind,
+                "sequences": lambda row: row.about,
+                "measured (ms)": lambda row: 1e3 * row.measured,
+                "predicted (ms)": lambda row: 1e3 * row.predicted,
+                "error (%)": lambda row: 100 * row.error,
+            },
         ),
     )
 

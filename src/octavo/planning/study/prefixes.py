@@ -7,6 +7,7 @@ Invariant: both engines get the same prompts and generate as many tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from octavo.engine.engine import Engine
 from octavo.planning.study.experiment import (
@@ -14,18 +15,13 @@ from octavo.planning.study.experiment import (
     Experiment,
     Figure,
     Series,
-    Table,
     Tick,
     number,
+    tabulate,
+    ticking,
     times,
 )
-from octavo.planning.study.workbench import (
-    Clock,
-    Job,
-    Workbench,
-    prompts,
-    serve,
-)
+from octavo.planning.study.workbench import Clock, Job, Workbench, prompts, serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,37 +75,27 @@ def measure(
 
 def experiment(bench: Workbench, kv_bytes_per_token: int, size: Size, tick: Tick) -> Experiment:
     """Answer the same requests with and without sharing."""
-    rows: list[Row] = []
-    total = 2 * sum(size.prefixes) + 1
-    for is_sharing in (True, False):
-        engine = bench.engine(enable_prefix_caching=is_sharing)
-        for num_shared in size.fitting(bench.max_tokens):
-            rows.append(measure(engine, num_shared, size, kv_bytes_per_token, bench.clock))
-            tick(sum(row.num_shared for row in rows) / total)
+    engines = [bench.engine(enable_prefix_caching=is_sharing) for is_sharing in (True, False)]
+    runs = [*product(engines, size.fitting(bench.max_tokens))]
+    rows = [
+        measure(engine, num_shared, size, kv_bytes_per_token, bench.clock)
+        for engine, num_shared in ticking(runs, tick, lambda run: run[1] + size.num_own)
+    ]
     return Experiment(
         title="Shared prefixes",
         method=f"{size.num_requests} requests arrive at once. Their prompts begin with the same "
         f"tokens, which an earlier request had too, and end in {size.num_own} of their own.",
         finding=_finding(rows, size.num_requests),
         figures=_figures(rows),
-        table=Table(
-            columns=(
-                "shared tokens",
-                "blocks",
-                "first token, mean (ms)",
-                "keys and values (MB)",
-                "prompt tokens from the cache",
-            ),
-            rows=tuple(
-                (
-                    row.num_shared,
-                    "shared" if row.is_sharing else "not shared",
-                    1e3 * row.ttft,
-                    row.num_bytes / 1e6,
-                    row.num_reused,
-                )
-                for row in rows
-            ),
+        table=tabulate(
+            rows,
+            {
+                "shared tokens": lambda row: row.num_shared,
+                "blocks": lambda row: "shared" if row.is_sharing else "not shared",
+                "first token, mean (ms)": lambda row: 1e3 * row.ttft,
+                "keys and values (MB)": lambda row: row.num_bytes / 1e6,
+                "prompt tokens from the cache": lambda row: row.num_reused,
+            },
         ),
     )
 

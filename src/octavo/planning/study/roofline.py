@@ -22,6 +22,8 @@ from octavo.planning.study.experiment import (
     Table,
     Tick,
     number,
+    tabulate,
+    ticking,
 )
 from octavo.planning.study.workbench import Workbench
 from octavo.program.program import Chunk
@@ -54,6 +56,11 @@ class Point:
     flops: float
     num_bytes: float
     seconds: float
+
+    @property
+    def step(self) -> str:
+        """Its step's name."""
+        return "prompt" if self.batch is None else f"batch {self.batch}"
 
     @property
     def intensity(self) -> float:
@@ -120,11 +127,10 @@ def experiment(
     points: list[Point] = []
     executor = bench.executor
     steps = fitting(size, bench.max_tokens, executor.num_blocks, executor.block_size)
-    for done, chunks in enumerate(steps, 1):
+    for chunks in ticking(steps, tick):
         seconds = operation_seconds(executor, chunks, size.num_runs)  # type: ignore[arg-type]
         batch = len(chunks) if chunks[0].rows == 1 else None
         points += points_of(account(prepared, chunks, len(chunks)), seconds, batch)
-        tick(done / len(steps))
     decodes = [point for point in points if point.batch is not None]
     prefills = [point for point in points if point.batch is None]
     return Experiment(
@@ -201,7 +207,7 @@ def _path(points: Sequence[Point]) -> Series:
         x=tuple(point.intensity for point in points),
         y=tuple(point.rate / 1e9 for point in points),
         kind="line" if len(points) > 1 else "points",
-        notes=tuple("prompt" if p.batch is None else f"batch {p.batch}" for p in points),
+        notes=tuple(point.step for point in points),
     )
 
 
@@ -225,32 +231,18 @@ def _roof(name: str, slope: float, rate: float, low: float, high: float) -> Seri
 
 
 def _table(points: Sequence[Point]) -> Table:
-    return Table(
-        columns=(
-            "step",
-            "operation",
-            "format",
-            "how many",
-            "time (us)",
-            "MFLOP",
-            "MB",
-            "flops per byte",
-            "GFLOP/s",
-            "GB/s",
-        ),
-        rows=tuple(
-            (
-                "prompt" if point.batch is None else f"batch {point.batch}",
-                point.operation,
-                point.form if point.is_product else "",
-                point.count,
-                1e6 * point.seconds,
-                point.flops / 1e6,
-                point.num_bytes / 1e6,
-                point.intensity,
-                point.rate / 1e9,
-                point.bandwidth / 1e9,
-            )
-            for point in points
-        ),
+    return tabulate(
+        points,
+        {
+            "step": lambda point: point.step,
+            "operation": lambda point: point.operation,
+            "format": lambda point: point.form if point.is_product else "",
+            "how many": lambda point: point.count,
+            "time (us)": lambda point: 1e6 * point.seconds,
+            "MFLOP": lambda point: point.flops / 1e6,
+            "MB": lambda point: point.num_bytes / 1e6,
+            "flops per byte": lambda point: point.intensity,
+            "GFLOP/s": lambda point: point.rate / 1e9,
+            "GB/s": lambda point: point.bandwidth / 1e9,
+        },
     )
