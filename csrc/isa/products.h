@@ -56,14 +56,17 @@ Tile tile_of(Format format, int count) {
     return count == 1 ? group_tile_of<1>(format) : is_small ? group_tile_of<4>(format) : group_tile_of<TILE_ROWS>(format);
 }
 
-// The rows [row, num_rows) with the panels [first, end).
+// The rows [row, num_rows) with the panels [first, end): so many rows at a time as the second cache holds.
 void product_from(int row, const Matrix& m, const Activations& rows, int num_rows, int first, int end,
                   const Output& to) {
-    const int most = m.format == Format::bf16 ? BF16_ROWS : TILE_ROWS;
-    for (int panel = first; panel < end; ++panel) {
-        for (int r = row; r < num_rows; r += most) {
-            const int count = num_rows - r < most ? num_rows - r : most;
-            tile_of(m.format, count)(m, rows, r, count, panel, to);
+    const int most = m.format == Format::bf16 ? BF16_ROWS : TILE_ROWS, block = BLOCK_ROWS / most * most;
+    for (int begin = row; begin < num_rows; begin += block) {
+        const int block_end = num_rows - begin < block ? num_rows : begin + block;
+        for (int panel = first; panel < end; ++panel) {
+            for (int r = begin; r < block_end; r += most) {
+                const int count = block_end - r < most ? block_end - r : most;
+                tile_of(m.format, count)(m, rows, r, count, panel, to);
+            }
         }
     }
 }

@@ -15,7 +15,7 @@ using octavo::Matrix;
 using octavo::Output;
 
 // How far ahead weights are fetched: the hardware's prefetcher stops at each 4 KB page.
-constexpr int AHEAD = 4096;
+constexpr int AHEAD = 8192;
 
 // Write the columns of a row's panel that exist, with what is added to them.
 INLINE void store_outputs(const Part* acc, const Output& to, int row, int panel, int outputs) {
