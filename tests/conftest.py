@@ -1,6 +1,7 @@
 """Options and markers of the whole suite: `--cases` tells which fault is tested where."""
 
 import re
+import signal
 import tomllib
 from pathlib import Path
 
@@ -12,6 +13,10 @@ TESTS = Path(__file__).parent
 # Other people's clients have an environment of their own: `make clients`.
 collect_ignore = ["clients"]
 SHARED_CASES = TESTS.parent.parent / "shared" / "cases.md"
+# A shell lets what it starts in the background ignore interrupts, and so would the programs that
+# tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
