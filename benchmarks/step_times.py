@@ -26,27 +26,19 @@ from octavo.engine import clock
 from octavo.engine.engine import Engine
 from octavo.engine.kept import keep
 from octavo.engine.start import start_engine
-from octavo.executors.executor import Batch, SampleRow
 from octavo.native import library, why_missing
 from octavo.planning.doctor import diagnose
 from octavo.planning.machine import describe_machine
 from octavo.planning.plan import prepared_for
 from octavo.planning.probes import Prober
+from octavo.planning.steps import num_blocks, step_of
 from octavo.planning.subject import read_subject
 from octavo.program.program import Chunk
-from octavo.request import Request, SamplingParams
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (16, 64, 256, 1024, 4096)
 CHUNKS = (0, 32, 128, 512)
 MOST_TOKENS = 140_000  # 3 GB of SmolLM2's keys and values
-_REQUEST = Request(
-    request_id="0",
-    prompt_token_ids=[1],
-    params=SamplingParams(temperature=0),
-    max_tokens=1,
-    seed=0,
-)
 _NUM_HALVES = 10
 Point = tuple[int, int, int]
 Clock = Callable[[], float]
@@ -58,34 +50,11 @@ def grid() -> list[Point]:
     return [(b, c, k) for b, c, k in points if (b + (k > 0)) * max(c, k) <= MOST_TOKENS]
 
 
-def chunks_of(point: Point) -> list[tuple[int, int]]:
-    """Return the (rows, context) of a step's chunks."""
+def chunks_of(point: Point) -> list[Chunk]:
+    """Return a step's chunks."""
     batch, context, chunk = point
-    prompt = [(chunk, max(context, chunk))] if chunk else []
-    return [(1, context)] * batch + prompt
-
-
-def batch_of(point: Point, block_size: int) -> Batch:
-    """Return a step whose sequences share no block; each draws one token."""
-    chunks = chunks_of(point)
-    rows = [rows for rows, _ in chunks]
-    contexts = np.array([context for _, context in chunks], np.int32)
-    starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int32)
-    widest = -(-int(contexts.max()) // block_size)
-    tables = np.arange(widest * len(chunks), dtype=np.int32).reshape(len(chunks), widest)
-    positions = [np.arange(context - rows, context) for rows, context in chunks]
-    ids = np.random.default_rng(point).integers(1000, 40_000, int(starts[-1]), dtype=np.int32)
-    samples = (SampleRow(n, _REQUEST, 0, int(contexts[n]), 0) for n in range(len(chunks)))
-    return Batch(
-        token_ids=ids,
-        positions=np.concatenate(positions).astype(np.int32),
-        chunk_starts=starts,
-        block_tables=tables,
-        context_lengths=contexts,
-        copies=np.zeros((0, 2), np.int32),
-        logit_rows=starts[1:] - 1,
-        samples=tuple(samples),
-    )
+    prompt = [Chunk(chunk, max(context, chunk))] if chunk else []
+    return [Chunk(1, context)] * batch + prompt
 
 
 def measure(
@@ -98,7 +67,7 @@ def measure(
     for repeat in range(repeats):
         order = random.Random(repeat).sample(points, len(points))
         for number, point in enumerate(order):
-            batch = batch_of(point, executor.block_size)
+            batch = step_of(chunks_of(point), executor.block_size)
             for _ in range(2 if point[2] < 64 else 1):
                 begun = seconds_now()
                 executor.submit(batch).result()
@@ -112,19 +81,13 @@ def measure(
     return least
 
 
-def needed_blocks(points: list[Point], block_size: int) -> int:
-    """Return the blocks of the largest step."""
-    chunks = [chunks_of(point) for point in points]
-    return max(len(each) * -(-max(context for _, context in each) // block_size) for each in chunks)
-
-
 def priced(model: str, points: dict[Point, float], machine: Machine) -> dict[Point, Step]:
     """Return each point's step with its operations."""
     config = EngineConfig.from_dict({"model": model})
     prepared = prepared_for(read_subject(model), machine, config)
     return {
         point: Step(
-            account(prepared, [Chunk(*pair) for pair in chunks_of(point)], len(chunks_of(point))),
+            account(prepared, chunks_of(point), len(chunks_of(point))),
             len(chunks_of(point)),
             seconds,
             prepared.step_weight_bytes,
@@ -182,7 +145,7 @@ def measured_steps(
     config = EngineConfig.from_dict(
         {
             "model": model,
-            "num_gpu_blocks_override": needed_blocks(points, 32),
+            "num_gpu_blocks_override": max(num_blocks(chunks_of(point), 32) for point in points),
             "max_num_batched_tokens": max(BATCHES) + max(CHUNKS),
             "num_threads": threads,
         }
