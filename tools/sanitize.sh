@@ -35,7 +35,7 @@ tools/native_site.sh "$folder" "$python" -DOCTAVO_EMULATE="${EMULATE:-OFF}" -DCM
 # before Python loads one, so that exceptions can be followed. Python never frees all it has.
 LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libstdc++.so)"
 export LD_PRELOAD
-# pytest keeps to itself what a test prints, and a finding ends the process: so into a file.
+# pytest keeps to itself what a test prints, and a finding ends the process: so into a file, or past pytest.
 export ASAN_OPTIONS="detect_leaks=0:strict_string_checks=1:log_path=$folder/finding"
 export UBSAN_OPTIONS="print_stacktrace=1:log_path=$folder/finding"
 export PYTHONPATH="$folder/site" PYTHONMALLOC=malloc
@@ -45,7 +45,7 @@ assert native.__file__.startswith('$folder'), native.__file__
 assert native.library is not None, native.why_missing
 print('sanitizing', ', '.join(native.library.instruction_sets()))"
 status=0
-"$python" -m pytest -q -p no:cacheprovider -p no:xdist -m "not slow" "$@" || status=$?
+"$python" -m pytest -q --capture=sys -p no:cacheprovider -p no:xdist -m "not slow" "$@" || status=$?
 for finding in "$folder"/finding*; do
     [ ! -e "$finding" ] || { cat "$finding"; status=1; }
 done

@@ -19,6 +19,8 @@ namespace {
 typedef uint16_t ShortPart __attribute__((vector_size(PART * 4)));  // two inputs of each lane
 
 constexpr int CENTER = octavo::INT4_CENTER;
+// Of a row of tiny numbers: its inverse is finite.
+constexpr float LEAST_SCALE = 0x1p-120f;
 
 // --- activations ----------------------------------------------------------------------------------
 
@@ -41,7 +43,8 @@ float channel_scale(const Activations& rows, const float* x) {
     const float widest = largest(top) / 32600.0f, sums = group / 32600.0f;
     const float scale = widest > sums ? widest : sums;
     // A NaN among the inputs is in `all`, and stays.
-    return scale > all ? scale : all;
+    const float found = scale > all ? scale : all;
+    return found < LEAST_SCALE ? LEAST_SCALE : found;
 }
 
 // Calls put(index, 16 values) for each 16 inputs, and end(group, sum) for each group; returns the sum of all.
