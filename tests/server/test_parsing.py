@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
@@ -42,6 +42,8 @@ def num_values(value: Any) -> int:
 
 
 @given(value=JSON, ascii_only=st.booleans())
+@example(value={"": [], ":": [], "::": []}, ascii_only=False)
+@example(value=[["[]"], ["{}"], ["a"]], ascii_only=True)
 def test_bound_counts_values_whatever_texts_hold(value: Any, ascii_only: bool) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
     number = num_values(value)

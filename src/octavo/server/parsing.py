@@ -26,7 +26,7 @@ def check_values(body: bytes, limit: int) -> None:
         return
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
     num_texts = bare.count(b'"') // 2
-    if num_texts > limit or _count(b"".join(bare.split(b'"')[::2])) > limit:
+    if num_texts > limit or _count(b'"'.join(bare.split(b'"')[::2])) > limit:
         # FastAPI tells any other exception as a body that does not parse.
         raise HTTPException(
             BodyTooLargeError.status,
@@ -36,9 +36,12 @@ def check_values(body: bytes, limit: int) -> None:
 
 
 def _count(text: bytes) -> int:
-    """Return what JSON has of commas, colons and opening brackets: each value or name follows one
-    of them, the outermost value aside."""
-    return sum(map(text.count, (b",", b":", b"[", b"{")))
+    """Return what JSON has of commas, colons and brackets that open something.
+
+    Each value or name follows one of them, the outermost value aside.
+    """
+    opened = sum(map(text.count, (b",", b":", b"[", b"{")))
+    return opened - text.count(b"[]") - text.count(b"{}")
 
 
 def bounded_route(max_values: int) -> type[APIRoute]:
