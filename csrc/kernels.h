@@ -65,6 +65,12 @@ struct Parts {
     }
 };
 
+// Keys to fetch into a cache: of one head, at the positions [begin, end) of a block table; none if it is null.
+struct Upcoming {
+    const int32_t* block_table;
+    int32_t begin, end, kv_head;
+};
+
 // Rows that attend together to some segments of one block table, for one KV head.
 struct AttentionJob {
     const float* q;  // of row 0 of the batch, at the first query head of this KV head
@@ -78,7 +84,7 @@ struct AttentionJob {
     int32_t head_dim, window;  // window 0: all positions
     float scale;
     int32_t layer, kv_head;
-    bool is_followed;    // by the next KV head, which reads the pages beside these
+    Upcoming next;       // what this thread reads after it
     const Parts* parts;  // where results go; null: they are merged here, into `out`
 };
 

@@ -9,10 +9,12 @@ namespace octavo {
 
 namespace {
 
-// Rows per job of what works row by row, at most.
-constexpr int ROWS_PER_JOB = 8;
+// Rows per job of what works row by row, at most: a tile, whose prepared rows share cache lines.
+constexpr int ROWS_PER_JOB = 16;
 // Jobs per thread in a product: enough that no thread waits long for the last one.
 constexpr int JOBS_PER_THREAD = 6;
+// Up to so many rows weights come from memory, which a thread reads fastest in one go.
+constexpr int FEW_ROWS = 16;
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -25,6 +27,13 @@ bool share_preparation(Format a, Format b) {
 
 // Beside each other, and so that the rows of a tile do not all fall into one set of the cache.
 int stride_of_halves(const Operation& op) { return 2 * PANEL * panels_of(op.matrices[0].outputs) + 32; }
+
+// Of many rows in twos and threes, since tiles multiply so many panels with the rows that they load.
+int panels_per_job(int num_panels, int rows, int num_threads) {
+    if (rows <= FEW_ROWS) return ceil_div(num_panels, num_threads);
+    const int share = num_panels / (num_threads * JOBS_PER_THREAD), whole = share >= 6 ? 6 : share >= 3 ? 3 : 1;
+    return std::max(1, share / whole * whole);
+}
 
 // Whether a row of the outputs is made of that row of the inputs alone, by one thread.
 bool is_by_row(const Operation& op) {
@@ -91,7 +100,7 @@ void Tape::run_sliced(const Step& step, int head_rows) {
 
 template <class Job>
 void Tape::over_rows(int rows, Job&& job) {
-    const int per_job = std::clamp(rows / (num_threads() * 2), 1, ROWS_PER_JOB);
+    const int per_job = std::clamp(ceil_div(rows, num_threads()), 1, ROWS_PER_JOB);
     pool_.phase(ceil_div(rows, per_job), [&](int64_t index) {
         const int first = int(index) * per_job;
         for (int row = first; row < std::min(rows, first + per_job); ++row) job(row);
@@ -198,8 +207,7 @@ void Tape::linear(const Operation& op, int rows) {
     int num_panels = 0;
     for (const Matrix& matrix : op.matrices) num_panels += panels_of(matrix.outputs);
     if (op.is_gated) num_panels /= 2;
-    // In pairs, since tiles multiply two panels with the rows that they load.
-    const int share = num_panels / (num_threads() * JOBS_PER_THREAD), per_job = share > 1 ? share / 2 * 2 : 1;
+    const int per_job = panels_per_job(num_panels, rows, num_threads());
     pool_.phase(ceil_div(num_panels, per_job), [&](int64_t job) {
         int begin = int(job) * per_job, end = std::min(num_panels, begin + per_job), column = 0;
         if (op.is_gated) return gated(op, in, begin, end);
@@ -252,9 +260,18 @@ void Tape::attention(const Operation& op, const Step& step) {
     const int num_pieces = int(plan.pieces().size()), width = op.heads / op.kv_heads * op.head_dim;
     const int heads = std::clamp(num_pieces * op.kv_heads / (num_threads() * JOBS_PER_THREAD), 1, op.kv_heads);
     const int jobs_per_piece = ceil_div(op.kv_heads, heads);
+    const auto first_head = [&](int64_t index) { return int(index % jobs_per_piece) * heads; };
+    const auto keys_of = [&](int64_t index, int head) -> Upcoming {
+        if (index >= int64_t(num_pieces) * jobs_per_piece) return {};
+        const Piece& piece = plan.pieces()[index / jobs_per_piece];
+        const int last = step.positions[plan.rows()[piece.first_row + piece.num_rows - 1]];
+        return {step.block_tables + int64_t(piece.chunk) * step.table_width, piece.first * SEGMENT,
+                std::min(last + 1, piece.end * SEGMENT), head};
+    };
     pool_.phase(int64_t(num_pieces) * jobs_per_piece, [&](int64_t index) {
         const Piece& piece = plan.pieces()[index / jobs_per_piece];
-        const int first = int(index % jobs_per_piece) * heads, end = std::min(op.kv_heads, first + heads);
+        const int first = first_head(index), end = std::min(op.kv_heads, first + heads);
+        const int64_t later = index + num_threads();  // most likely this thread's next job
         AttentionJob job{};
         job.q_stride = op.x.stride, job.out_stride = op.out.stride;
         job.rows = plan.rows() + piece.first_row, job.num_rows = piece.num_rows;
@@ -266,7 +283,8 @@ void Tape::attention(const Operation& op, const Step& step) {
         job.parts = piece.is_parted ? &parts : nullptr;
         for (int head = first; head < end; ++head) {
             job.q = op.x.base + head * width, job.out = op.out.base + head * width;
-            job.kv_head = head, job.is_followed = head + 1 < end;
+            job.kv_head = head;
+            job.next = head + 1 < end ? keys_of(index, head + 1) : keys_of(later, first_head(later));
             kernels_.attention(job, pages_);
         }
     });

@@ -18,6 +18,7 @@ using octavo::AttentionJob;
 using octavo::Pages;
 using octavo::Parts;
 using octavo::SEGMENT;
+using octavo::Upcoming;
 
 constexpr int MAX_DIMS = 512;
 // Scores are multiplied by it, so that weights are powers of two.
@@ -25,28 +26,27 @@ constexpr float LOG2_E = 1.44269504f;
 // The score of what a row does not see: below all others, but finite.
 constexpr float HIDDEN = -1e38f;
 
-// What is fetched while 16 positions are scored: lines of both, one after the other, since in one go they
-// would wait for each other, and the work for them.
-struct Ahead {
-    const uint8_t *keys, *values;
-
-    INLINE void fetch(int offset, int bytes) const { prefetch(keys + offset, bytes), prefetch(values + offset, bytes); }
-};
-
 // Positions [start, start + length) of one segment, and where their keys and values lie.
+//
+// While keys are scored, their values are fetched, line by line, and while those are mixed, the keys that are read
+// next: in one go they would wait for each other, and the work for them.
 struct Segment {
     const AttentionJob& job;
     const Pages& pages;
     int start, length;
-    bool is_cold;  // of tiles that fetch in one go, the first to read it does
+    bool is_cold;  // its first reader fetches
+    Upcoming next;
 
-    // Of positions [offset, offset + 16): their values, and as much of the keys that are read a block later.
+    // How far from the keys of positions [offset, offset + 16) to a line of their values that is to be fetched.
+    int64_t to_values() const { return is_cold ? pages.page_elements() * pages.element_bytes : 0; }
+
+    // How far from the values of the block at `offset` to keys that are read next.
     template <class Element>
-    Ahead ahead(int offset) const {
-        const int64_t part = (start + offset) % pages.block_size / LANES * LANES * pages.head_dim * int(sizeof(Element));
-        const uint8_t* values = (const uint8_t*)(page<Element>(offset) + pages.page_elements());
-        const uint8_t* next = next_page(offset);
-        return {next ? next + part : values, values + part};
+    int64_t to_next_keys(int offset) const {
+        const int position = next.begin + offset;
+        if (!next.block_table || position >= next.end) return 0;
+        const uint8_t* keys = pages.page(job.layer, next.block_table[position / pages.block_size], next.kv_head);
+        return keys - (const uint8_t*)(page<Element>(offset) + pages.page_elements());
     }
 
     // Called for positions [offset, offset + 16): fetch all that at once.
@@ -80,18 +80,11 @@ struct Segment {
   private:
     template <class Element>
     const Element* page(int offset) const {
-        return (const Element*)page_at(start + offset, job.kv_head);
+        return (const Element*)page_at(start + offset);
     }
 
-    const uint8_t* page_at(int position, int head) const {
-        return pages.page(job.layer, job.block_table[position / pages.block_size], head);
-    }
-
-    // Read after the one of start + offset: of this segment, of the next one, of the next head, or null.
-    const uint8_t* next_page(int offset) const {
-        if (offset + pages.block_size < length) return page_at(start + offset + pages.block_size, job.kv_head);
-        if (start / SEGMENT + 1 < job.end_segment) return page_at(start + SEGMENT, job.kv_head);
-        return job.is_followed ? page_at(job.first_segment * SEGMENT, job.kv_head + 1) : nullptr;
+    const uint8_t* page_at(int position) const {
+        return pages.page(job.layer, job.block_table[position / pages.block_size], job.kv_head);
     }
 };
 
@@ -99,11 +92,11 @@ struct Segment {
 
 // R queries with 16 positions' keys: a running sum over even dims, and one over odd.
 template <class Element, int R>
-void score_tile(const float* q, int dims, const Element* keys, float* scores, const Ahead& ahead) {
+void score_tile(const float* q, int dims, const Element* keys, float* scores, int64_t to_values) {
     Part even[R][PARTS] = {}, odd[R][PARTS] = {};
     constexpr int BYTES = 2 * LANES * sizeof(Element);
     for (int d = 0; d < dims; d += 2, keys += 2 * LANES) {
-        ahead.fetch(d / 2 * BYTES, BYTES);
+        prefetch((const uint8_t*)keys + to_values, BYTES);
         add_products<R>(even, odd, keys, true, [&](int r) INLINED { return q + r * dims + d; });
     }
     each<R>([&]<int r>() INLINED {
@@ -118,11 +111,14 @@ void value_tile(const Segment& segment, const float* weights, int dim, float* mi
     const int block = segment.pages.block_size;
     for (int at = 0; at < segment.length; at += block) {
         const Element* values = segment.values<Element>(at, dim);
+        const int64_t to_next_keys = segment.to_next_keys<Element>(at);
         const int end = at + block < segment.length ? at + block : segment.length;
         // Beyond the context a page holds anything, NaN too: zero times it would not be zero.
-        for (int s = at; s < end; s += 2, values += 2 * LANES)
+        for (int s = at; s < end; s += 2, values += 2 * LANES) {
+            prefetch((const uint8_t*)values + to_next_keys, 2 * LANES * sizeof(Element));
             add_products<R>(even, odd, values, s + 1 < end,
                             [&](int r) INLINED { return weights + r * SEGMENT + s; });
+        }
     }
     each<R>([&]<int r>() INLINED {
         each<PARTS>([&]<int p>() INLINED { store(mixed + r * stride + dim + p * PART, even[r][p] + odd[r][p]); });
@@ -183,13 +179,12 @@ struct FloatTiles {
 
     void scores(const Segment& segment, int rows, int dims, float* out) {
         for (int at = 0; at < segment.length; at += LANES) {
-            const Ahead ahead = segment.ahead<Element>(at);
             for (int r = 0; r < rows; r += STEP) {
                 const int count = rows - r < STEP ? rows - r : STEP;
                 const auto tile = count == 1   ? score_tile<Element, 1>
                                   : count <= 3 ? score_tile<Element, 3>
                                   : count == 4 ? score_tile<Element, 4> : score_tile<Element, STEP>;
-                tile(q + r * dims, dims, segment.keys<Element>(at), out + r * SEGMENT + at, ahead);
+                tile(q + r * dims, dims, segment.keys<Element>(at), out + r * SEGMENT + at, segment.to_values());
             }
         }
     }
@@ -253,10 +248,11 @@ struct Scales {
 
     void read(const Segment& segment) {
         const int block = segment.pages.block_size, padded = (segment.length + LANES - 1) / LANES * LANES;
+        const bool is_followed = segment.job.next.block_table == segment.job.block_table;  // by the next head
         for (int at = 0; at < segment.length; at += block) {
             const int count = segment.length - at < block ? segment.length - at : block;
             const float* scales = segment.scales(at);
-            if (segment.job.is_followed) prefetch((const uint8_t*)scales + segment.pages.page_bytes(), 8 * block);
+            if (is_followed) prefetch((const uint8_t*)scales + segment.pages.page_bytes(), 8 * block);
             std::memcpy(keys + at, scales, sizeof(float) * count);
             std::memcpy(values + at, scales + block, sizeof(float) * count);
         }
@@ -294,12 +290,13 @@ INLINE void pair_up(const int32_t* whole, int count, int32_t* pairs) {
     }
 }
 
-// Add R rows of pairs, `stride` apart, times `count` / 4 times 16 lanes of four bytes; fetch(bytes read so far).
-template <int R, class Fetch>
+// Add R rows of pairs, `stride` apart, times `count` / 4 times 16 lanes of four bytes; each line of them fetches the
+// one that lies `to_fetched` bytes from it.
+template <int R>
 INLINE void add_bytes(const int32_t* pairs, int stride, const int8_t* bytes, int count, IntPart (&sums)[R][PARTS],
-                      Fetch&& fetch) {
+                      int64_t to_fetched) {
     for (int i = 0; i < count; i += 4, bytes += 4 * LANES, pairs += 2) {
-        fetch(i * LANES);
+        prefetch(bytes + to_fetched, 4 * LANES);
         IntPart even[PARTS], odd[PARTS];
         each<PARTS>([&]<int p>() INLINED {
             Int16Part four;
@@ -329,9 +326,7 @@ struct Int8Tiles {
     template <int R>
     void score(const Segment& segment, int at, int dims, float* out) {
         IntPart sums[R][PARTS] = {};
-        const Ahead ahead = segment.ahead<int8_t>(at);
-        add_bytes<R>(q[0], MAX_DIMS / 2, segment.keys<int8_t>(at), dims, sums,
-                     [&](int offset) INLINED { ahead.fetch(offset, 4 * LANES); });
+        add_bytes<R>(q[0], MAX_DIMS / 2, segment.keys<int8_t>(at), dims, sums, segment.to_values());
         each<R>([&]<int r>() INLINED {
             each<PARTS>([&]<int p>() INLINED {
                 Part key, scale;
@@ -363,7 +358,8 @@ struct Int8Tiles {
         const int block = segment.pages.block_size, padded = (segment.length + 3) / 4 * 4;
         for (int at = 0; at < padded; at += block) {
             const int count = padded - at < block ? padded - at : block;
-            add_bytes<R>(weights[0] + at / 2, SEGMENT / 2, segment.values<int8_t>(at, dim), count, sums, [](int) {});
+            add_bytes<R>(weights[0] + at / 2, SEGMENT / 2, segment.values<int8_t>(at, dim), count, sums,
+                         segment.to_next_keys<int8_t>(at));
         }
         each<R>([&]<int r>() INLINED {
             each<PARTS>([&]<int p>() INLINED {
@@ -411,7 +407,10 @@ void attend(const AttentionJob& job, const Pages& pages, int first, int count) {
     std::memset(sums, 0, sizeof(float) * count * width);
     for (int s = job.first_segment; s < job.end_segment && s * SEGMENT <= high; ++s) {
         const int start = s * SEGMENT, length = high + 1 - start < SEGMENT ? high + 1 - start : SEGMENT;
-        const Segment segment{job, pages, start, length, first == 0};
+        // Later rows of the job read the same pages again.
+        const bool goes_on = s + 1 < job.end_segment && (s + 1) * SEGMENT <= high, is_done = first + count == job.num_rows * job.group;
+        const Upcoming more{job.block_table, start + SEGMENT, high + 1, job.kv_head};
+        const Segment segment{job, pages, start, length, first == 0, goes_on ? more : is_done ? job.next : Upcoming{}};
         float largest[ROWS];
         bool sees[ROWS];
         tiles.scores(segment, count, dims, scores);

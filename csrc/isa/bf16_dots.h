@@ -110,18 +110,17 @@ struct Bf16Dots {
     template <int R, int C>
     void score(const Segment& segment, int at, int dims, float* out) {
         const uint16_t* keys[C];
-        Ahead ahead[C];
-        each<C>([&]<int c>() INLINED {
-            keys[c] = segment.keys<uint16_t>(at + c * LANES), ahead[c] = segment.ahead<uint16_t>(at + c * LANES);
-        });
+        each<C>([&]<int c>() INLINED { keys[c] = segment.keys<uint16_t>(at + c * LANES); });
+        const int64_t to_values = segment.to_values();
         Floats sums[R][C] = {};
         for (int d = 0; d < dims; d += 2) {
             uint32_t pairs[R];
             WordPart lines[C];
             each<R>([&]<int r>() INLINED { pairs[r] = pair_of(q[r] + d); });
             each<C>([&]<int c>() INLINED {
-                ahead[c].fetch(32 * d, 64);
-                lines[c] = load_line(keys[c] + d * LANES);
+                const uint16_t* line = keys[c] + d * LANES;
+                prefetch((const uint8_t*)line + to_values, 64);
+                lines[c] = load_line(line);
             });
             add_pairs_of(sums, pairs, lines);
         }
@@ -157,6 +156,7 @@ struct Bf16Dots {
         for (int at = 0; at < segment.length; at += block) {
             const uint16_t* values[C];
             each<C>([&]<int c>() INLINED { values[c] = segment.values<uint16_t>(at, dim + c * LANES); });
+            const int64_t to_next_keys = segment.to_next_keys<uint16_t>(at);
             const int end = at + block < segment.length ? at + block : segment.length;
             for (int s = at; s < end; s += 2) {
                 uint32_t pairs[R];
@@ -165,6 +165,7 @@ struct Bf16Dots {
                 const uint32_t mask = s + 1 < end ? 0xffffffffu : 0x0000ffffu;
                 each<R>([&]<int r>() INLINED { pairs[r] = pair_of(weights[r] + s); });
                 each<C>([&]<int c>() INLINED {
+                    prefetch((const uint8_t*)values[c] + to_next_keys, 64);
                     lines[c] = load_line(values[c]) & mask, values[c] += 2 * LANES;
                 });
                 add_pairs_of(sums, pairs, lines);

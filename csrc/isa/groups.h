@@ -20,6 +20,9 @@ namespace {
 constexpr int TILE_ROWS = PART == 16 ? 8 : 4;
 // Parts of a panel that meet the same loaded activations.
 constexpr int STRIP = PART == 8 ? 2 : 1;
+// From so many rows on, tiles are WIDE_ROWS x WIDE_PANELS: what is loaded of a row then meets three panels. Fewer
+// rows are bound by memory, which is fastest read in one stream.
+constexpr int MANY_ROWS = 17, WIDE_ROWS = 4, WIDE_PANELS = 3;
 // Whether int8 weights meet activations as signed bytes, or as they are stored.
 constexpr bool IS_SIGNED = PART == 8;
 constexpr int BLOCK_ROWS = 128;
@@ -81,11 +84,11 @@ INLINE IntPart dot_start([[maybe_unused]] int32_t start) {
 
 // Add for each lane the products of its four bytes of `weights` with the four of `row`, |row| <= 127.
 template <Format format>
-INLINE IntPart dot_add(IntPart sums, WordPart weights, int32_t row) {
+INLINE IntPart dot_add(IntPart sums, WordPart weights, IntPart row) {
 #if defined(__AVX512VNNI__)
-    return (IntPart)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(row));
+    return (IntPart)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)row);
 #elif defined(__AVX2__)
-    const __m256i r = _mm256_set1_epi32(row);
+    const __m256i r = (__m256i)row;
     if constexpr (format == Format::int4_group) {
         // Sixteen products below 15 * 127 fit into 16 bits: a whole group is added up there.
         return in_register((IntPart)_mm256_add_epi16((__m256i)sums, _mm256_maddubs_epi16((__m256i)weights, r)));
@@ -98,10 +101,23 @@ INLINE IntPart dot_add(IntPart sums, WordPart weights, int32_t row) {
 #else
     // Two bytes at a time as 16-bit numbers: 255 * 127 fits.
     typedef int16_t Shorts __attribute__((vector_size(16)));
-    const Shorts w = (Shorts)weights, r = (Shorts)(row - IntPart{});
+    const Shorts w = (Shorts)weights, r = (Shorts)row;
     const IntPart even = (IntPart)((w & 255) * ((r << 8) >> 8));
     const IntPart odd = (IntPart)((Shorts)((WordPart)w >> 8 & 0x00ff00ffu) * (r >> 8));
     return sums + ((even << 16) >> 16) + (even >> 16) + ((odd << 16) >> 16) + (odd >> 16);
+#endif
+}
+
+// The four bytes at `from` in each lane.
+INLINE IntPart splat_four(const int8_t* from) {
+    int32_t four;
+    std::memcpy(&four, from, 4);
+#if defined(__AVX512F__)
+    return in_register((IntPart)_mm512_set1_epi32(four));
+#elif defined(__AVX2__)
+    return (IntPart)_mm256_set1_epi32(four);
+#else
+    return four - IntPart{};
 #endif
 }
 
@@ -144,20 +160,24 @@ INLINE Part add_group(Part acc, IntPart dots, Part scale, Part minimum, float ro
     return format == Format::int4_group ? fma(minimum, s, acc) : acc;
 }
 
-// One group of a panel, as it lies in memory.
+// One group of some panels, as it lies in memory. A column is a part of a panel.
 template <Format format>
 struct Packed {
     const uint8_t* block;
+    int64_t panel_bytes;
 
-    INLINE WordPart four(int i, int part) const { return four_weights<format, IS_SIGNED>(block, i, part); }
-    INLINE Part scale(int part) const { return load_halves(halves(part)); }
-    INLINE Part minimum(int part) const {
-        return format == Format::int4_group ? load_halves(halves(part) + LANES) : Part{};
+    INLINE WordPart four(int i, int column) const {
+        return four_weights<format, IS_SIGNED>(at(column), i, column % PARTS);
+    }
+    INLINE Part scale(int column) const { return load_halves(halves(column)); }
+    INLINE Part minimum(int column) const {
+        return format == Format::int4_group ? load_halves(halves(column) + LANES) : Part{};
     }
 
   private:
-    INLINE const uint16_t* halves(int part) const {
-        return (const uint16_t*)(block + scales_at(format)) + part * PART;
+    INLINE const uint8_t* at(int column) const { return block + column / PARTS * panel_bytes; }
+    INLINE const uint16_t* halves(int column) const {
+        return (const uint16_t*)(at(column) + scales_at(format)) + column % PARTS * PART;
     }
 };
 
@@ -171,7 +191,7 @@ struct Unpacked {
     void unpack(const uint8_t* block, int groups) {
         for (int g = 0; g < groups; ++g, block += block_size(format)) {
             prefetch(block + AHEAD, block_size(format));
-            const Packed<format> packed{block};
+            const Packed<format> packed{block, 0};
             UNROLL for (int part = 0; part < PARTS; ++part) {
                 UNROLL for (int i = 0; i < 8; ++i) {
                     const WordPart four = four_weights<format, true>(block, i, part);
@@ -197,46 +217,52 @@ struct UnpackedGroup {
     INLINE Part minimum(int part) const { return all.minima[g][part]; }
 };
 
-// Add one group to the sums of R rows, whose activations are at `at`.
-template <Format format, int R, class Group>
-INLINE void add_group_to(Part (&acc)[R][PARTS], const Group& group, const Activations& rows, int64_t at) {
-    UNROLL for (int first = 0; first < PARTS; first += STRIP) {
+// Add one group to the sums of R rows x C columns, whose activations are at `at`. What is loaded of a row
+// meets a strip of columns.
+template <Format format, int R, int C, class Group>
+INLINE void add_group_to(Part (&acc)[R][C], const Group& group, const Activations& rows, int64_t at) {
+    constexpr int COLUMNS = PART == 16 ? C : STRIP;
+    UNROLL for (int first = 0; first < C; first += COLUMNS) {
         forget_loads();
-        IntPart dots[R][STRIP];
+        IntPart dots[R][COLUMNS];
         UNROLL for (int r = 0; r < R; ++r)
-            UNROLL for (int p = 0; p < STRIP; ++p) dots[r][p] = dot_start<format>(rows.starts[at + r]);
+            UNROLL for (int c = 0; c < COLUMNS; ++c) dots[r][c] = dot_start<format>(rows.starts[at + r]);
         UNROLL for (int i = 0; i < GROUP / 4; ++i) {
-            WordPart weights[STRIP];
-            UNROLL for (int p = 0; p < STRIP; ++p) weights[p] = group.four(i, first + p);
+            WordPart weights[COLUMNS];
+            UNROLL for (int c = 0; c < COLUMNS; ++c) weights[c] = group.four(i, first + c);
             UNROLL for (int r = 0; r < R; ++r) {
-                int32_t four;
-                std::memcpy(&four, rows.values + (at + r) * GROUP + 4 * i, 4);
-                UNROLL for (int p = 0; p < STRIP; ++p) dots[r][p] = dot_add<format>(dots[r][p], weights[p], four);
+                const IntPart four = splat_four(rows.values + (at + r) * GROUP + 4 * i);
+                UNROLL for (int c = 0; c < COLUMNS; ++c) dots[r][c] = dot_add<format>(dots[r][c], weights[c], four);
             }
         }
-        UNROLL for (int p = 0; p < STRIP; ++p) {
-            const Part scale = group.scale(first + p), minimum = group.minimum(first + p);
+        UNROLL for (int c = 0; c < COLUMNS; ++c) {
+            const Part scale = group.scale(first + c), minimum = group.minimum(first + c);
             UNROLL for (int r = 0; r < R; ++r)
-                acc[r][first + p] = add_group<format>(acc[r][first + p], dot_end<format>(dots[r][p]), scale, minimum,
+                acc[r][first + c] = add_group<format>(acc[r][first + c], dot_end<format>(dots[r][c]), scale, minimum,
                                                       rows.scales[at + r], rows.sums[at + r]);
         }
     }
 }
 
-// Up to R rows with one panel, all of one tile of activations. Rows that are missing are computed from
+// Up to R rows, all of one tile of activations, with P panels. Rows that are missing are computed from
 // whatever lies there, and not stored.
-template <Format format, int R>
+template <Format format, int R, int P>
 void group_tile(const Matrix& m, const Activations& rows, int row, int count, int panel, const Output& to) {
-    const uint8_t* block = m.panels + panel * octavo::panel_bytes(format, m.inputs);
-    Part acc[R][PARTS] = {};
+    const int64_t bytes = octavo::panel_bytes(format, m.inputs);
+    const uint8_t* block = m.panels + panel * bytes;
+    Part acc[R][P * PARTS] = {};
     int64_t at = rows.tile(row, 0);
     for (int g = 0; g < rows.groups; ++g, block += block_size(format), at += 16) {
-        prefetch(block + AHEAD, block_size(format));
-        add_group_to<format>(acc, Packed<format>{block}, rows, at);
+        if (row % BLOCK_ROWS == 0) {
+            UNROLL for (int p = 0; p < P; ++p) prefetch(block + p * bytes + AHEAD / P, block_size(format));
+        }
+        if (P > 1) prefetch(rows.values + (at + 2 * 16) * GROUP, R * GROUP);
+        add_group_to<format>(acc, Packed<format>{block, bytes}, rows, at);
     }
     // Indexed by constants alone, else all sums lie in memory, and each group stores them.
     each<R>([&]<int r>() INLINED {
-        if (r < count) store_outputs(acc[r], to, row + r, panel, m.outputs);
+        if (r >= count) return;
+        each<P>([&]<int p>() INLINED { store_outputs(&acc[r][p * PARTS], to, row + r, panel + p, m.outputs); });
     });
 }
 

@@ -44,28 +44,32 @@ void bf16_tile(const Matrix& m, const Activations& rows, int row, int count, int
 
 using Tile = void (*)(const Matrix&, const Activations&, int row, int count, int panel, const Output& to);
 
-template <int R>
+template <int R, int P>
 Tile group_tile_of(Format format) {
-    return format == Format::int8_group ? group_tile<Format::int8_group, R> : group_tile<Format::int4_group, R>;
+    return format == Format::int8_group ? group_tile<Format::int8_group, R, P> : group_tile<Format::int4_group, R, P>;
 }
 
 // The least tile for so many rows.
 Tile tile_of(Format format, int count) {
     const bool is_small = count <= 4;
     if (format == Format::bf16) return count == 1 ? bf16_tile<1> : is_small ? bf16_tile<FEW_BF16_ROWS> : bf16_tile<BF16_ROWS>;
-    return count == 1 ? group_tile_of<1>(format) : is_small ? group_tile_of<4>(format) : group_tile_of<TILE_ROWS>(format);
+    return count == 1 ? group_tile_of<1, 1>(format) : is_small ? group_tile_of<4, 1>(format) : group_tile_of<TILE_ROWS, 1>(format);
 }
 
 // The rows [row, num_rows) with the panels [first, end): so many rows at a time as the second cache holds.
 void product_from(int row, const Matrix& m, const Activations& rows, int num_rows, int first, int end,
                   const Output& to) {
-    const int most = m.format == Format::bf16 ? BF16_ROWS : TILE_ROWS, block = BLOCK_ROWS / most * most;
+    const bool is_wide = PART == 16 && m.format != Format::bf16 && num_rows - row >= MANY_ROWS;
+    const int most = is_wide ? WIDE_ROWS : m.format == Format::bf16 ? BF16_ROWS : TILE_ROWS;
+    const int block = BLOCK_ROWS / most * most;
     for (int begin = row; begin < num_rows; begin += block) {
         const int block_end = num_rows - begin < block ? num_rows : begin + block;
-        for (int panel = first; panel < end; ++panel) {
+        for (int panel = first, panels; panel < end; panel += panels) {
+            panels = is_wide && end - panel >= WIDE_PANELS ? WIDE_PANELS : 1;
             for (int r = begin; r < block_end; r += most) {
                 const int count = block_end - r < most ? block_end - r : most;
-                tile_of(m.format, count)(m, rows, r, count, panel, to);
+                const Tile tile = panels > 1 ? group_tile_of<WIDE_ROWS, WIDE_PANELS>(m.format) : tile_of(m.format, count);
+                tile(m, rows, r, count, panel, to);
             }
         }
     }

@@ -58,7 +58,9 @@ INLINE void forget_loads() {
 // too few.
 template <class T>
 INLINE T in_register(T value) {
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+    asm("" : "+v"(value));
+#elif defined(__AVX2__)
     asm("" : "+x"(value));
 #endif
     return value;
