@@ -388,7 +388,10 @@ class Add(Operation):
 
 @dataclass(frozen=True, slots=True)
 class SelectRows(Operation):
-    """Keep the rows that need logits; what follows runs on those alone."""
+    """Keep the rows that need logits; what follows runs on those alone.
+
+    After the last attention, nothing else that a row computes is of use to anyone.
+    """
 
     x: str
     out: str
