@@ -96,31 +96,29 @@ def test_rows_are_selected_at_one_place():
         closed(b, b.add(y, b.select_rows(x, "again")))
 
 
-def attend(b, x):
-    return b.attention(x, x, x, out="o", layer=0, head_dim=4, scale=1.0)
+def write(b, x, layer):
+    b.operations.append(WriteKV(x.name, x.name, layer, 1, 4))
+    return x
+
+
+def attend(b, x, layer):
+    return b._add(Attention(x.name, "attended", layer, 1, 1, 4, 1.0))
 
 
 @pytest.mark.parametrize(
     ("kind", "add"),
     [
-        ("WriteKV", attend),
+        ("WriteKV", lambda b, x: write(b, x, layer=1)),
+        ("Attention", lambda b, x: attend(b, x, layer=0)),
         ("Rope", lambda b, x: b.rope(x, 4, (1.0, 0.5))),
         ("Embed", lambda b, x: b.add(x, b.embed("other", 10, 4))),
     ],
 )
 def test_what_needs_every_row_comes_before_rows_are_selected(kind, add):
     b = Builder()
-    x = add(b, b.select_rows(b.embed("table", 10, 4)))
-    with pytest.raises(ValueError, match=rf"2 \({kind}\) needs every row: it comes before Select"):
-        closed(b, x)
-
-
-def test_attention_comes_before_rows_are_selected():
-    program = network()
-    *others, attention, first, second = program.body + program.head[:2]
-    operations = (*others, first, attention, second, *program.head[2:])
-    with pytest.raises(ValueError, match="SelectRows"):
-        replace(program, operations=operations)
+    x = add(b, b.select_rows(write(b, b.embed("table", 10, 4), layer=0)))
+    with pytest.raises(ValueError, match=rf"3 \({kind}\) needs every row: it comes before Select"):
+        b.sample(b.linear(x, "head", 10), KVGroup(2, 1, 4), 8)
 
 
 def test_the_head_reads_selected_rows_and_the_body_every_row():
