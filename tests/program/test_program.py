@@ -73,9 +73,18 @@ def test_sample_reads_the_product_before_it():
     x = b.select_rows(b.embed("table", 10, 4))
     scores = b.linear(x, "head", 10)
     for end in (b.norm(scores, "norm", 1e-5), scores):
-        with pytest.raises(ValueError, match="Sample reads the product that stands before it"):
+        with pytest.raises(ValueError, match="Sample reads the plain product that stands before"):
             b.sample(end, KVGroup(1, 1, 4), 8)
         b.operations.pop()
+
+
+def test_nothing_is_added_to_the_vocabularys_product():
+    b = Builder()
+    x = b.select_rows(b.embed("table", 10, 4))
+    other, scores = b.linear(x, "other", 10), b.linear(x, "head", 10)
+    b.operations[-1] = replace(b.operations[-1], addend=other.name)
+    with pytest.raises(ValueError, match="plain product"):
+        b.sample(scores, KVGroup(1, 1, 4), 8)
 
 
 def closed(b, x):

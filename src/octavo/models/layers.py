@@ -14,8 +14,8 @@ def attention(
 ) -> tuple[Value, Value]:
     """Project x to queries, keys and values, turn them, attend, and project back.
 
-    Returns the residual stream and what is to be added to it: in the last layer, those of the rows
-    that need logits, for all others are of no more use.
+    Returns the residual stream and what is to be added to it, in the last layer of the rows that
+    need logits alone: nobody attends to the others any more.
     """
     at, head_dim, bias = f"layers.{index}.", config.head_dim, config.qkv_bias
     layer = config.layers[index]

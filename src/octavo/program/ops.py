@@ -390,7 +390,7 @@ class Add(Operation):
 class SelectRows(Operation):
     """Keep the rows that need logits; what follows runs on those alone.
 
-    After the last attention, nothing else that a row computes is of use to anyone.
+    It stands after the last attention: from there on, a row is of use to nobody but itself.
     """
 
     x: str

@@ -181,7 +181,7 @@ def _check_pages(
 
 
 def _check_rows(operations: tuple[Operation, ...]) -> None:
-    """Require that no operation of the head reads, or is, what every row is needed for."""
+    """Require that selected rows are all that the head needs, and that it knows no others."""
     selects = [i for i, op in enumerate(operations) if isinstance(op, SelectRows)]
     if not selects:
         raise ValueError("a program has SelectRows, and this one has none")
@@ -204,8 +204,9 @@ def _check_end(operations: tuple[Operation, ...]) -> None:
     if kinds.count(Sample) != 1 or kinds[-1] is not Sample:
         raise ValueError("a program has one Sample, and it is the last operation")
     product = operations[-2]
-    if not isinstance(product, Linear) or product.outputs != operations[-1].inputs:
-        raise ValueError("Sample reads the product that stands before it")
+    is_plain = isinstance(product, Linear) and len(product.inputs) == 1
+    if not is_plain or product.outputs != operations[-1].inputs:
+        raise ValueError("Sample reads the plain product that stands before it")
 
 
 class Builder:
