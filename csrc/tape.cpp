@@ -61,7 +61,7 @@ void Tape::add(Operation operation) {
         at_least(planes_, rows * 2 * 64 * ((groups + 1) / 2 + (groups + 31) / 32));
         if (operation.is_gated) at_least(halves_, rows * stride_of_halves(operation));
     }
-    if (operation.kind == Kind::select_rows) select_ = int(operations_.size());
+    if (operation.kind == Kind::select_rows) select_ = std::min(select_, int(operations_.size()));
     operations_.push_back(std::move(operation));
 }
 
@@ -76,11 +76,11 @@ void Tape::run(const Step& step, int first, int end) {
         if (i > begin || product) {
             over_rows(rows, [&](int row) {
                 for (int each = begin; each < i; ++each) run_row(operations_[each], step, row);
-                if (product) prepare_row(*product, rows, row);
+                if (product) prepare_row(*product, step, rows, row);
             });
         }
         if (!whole) continue;
-        if (product) linear(*product, rows);
+        if (product) linear(*product, step, rows);
         if (whole->kind == Kind::attention) attention(*whole, step);
         if (whole->kind == Kind::sample) sampler_.run(*step.draws, whole->x, step.first_logit_row, rows);
         ++i;
@@ -88,13 +88,15 @@ void Tape::run(const Step& step, int first, int end) {
 }
 
 void Tape::run_sliced(const Step& step, int head_rows) {
-    const int end = int(operations_.size()), select = std::min(select_, end);
-    run(step, 0, select);
+    const int end = int(operations_.size()), product = end - 2;
+    // In one go where that is possible: the last norm and the preparation of its rows are one region.
+    if (step.num_logit_rows <= head_rows) return run(step, 0, step.num_logit_rows ? end : std::min(select_, end));
+    run(step, 0, product);
     for (int first = 0; first < step.num_logit_rows; first += head_rows) {
         Step slice = step;
         slice.first_logit_row = first, slice.logit_rows = step.logit_rows + first;
         slice.num_logit_rows = std::min(head_rows, step.num_logit_rows - first);
-        run(slice, select, end);
+        run(slice, product, end);
     }
 }
 
@@ -188,22 +190,23 @@ void Tape::run_row(const Operation& op, const Step& step, int row) {
     }
 }
 
-Activations Tape::activations(const Operation& op, int rows) {
-    return {op.x.base, op.x.stride, op.x.width, groups_of(op.x.width), values_.data(),
+// A slice of the rows is read where it lies among all.
+Activations Tape::activations(const Operation& op, const Step& step, int rows) {
+    return {op.x.row(step.first_logit_row), op.x.stride, op.x.width, groups_of(op.x.width), values_.data(),
             scales_.data(), sums_.data(), starts_.data(), rounded_.data(), rows, shorts_.data(),
             group_sums_.data(), row_scales_.data(), row_sums_.data(), planes_.data()};
 }
 
-void Tape::prepare_row(const Operation& op, int rows, int row) {
+void Tape::prepare_row(const Operation& op, const Step& step, int rows, int row) {
     for (const Format format : PREPARED_AS) {
         auto needs = [=](const Matrix& matrix) { return share_preparation(matrix.format, format); };
         if (std::any_of(op.matrices.begin(), op.matrices.end(), needs))
-            kernels_.prepare_row(format, activations(op, rows), row);
+            kernels_.prepare_row(format, activations(op, step, rows), row);
     }
 }
 
-void Tape::linear(const Operation& op, int rows) {
-    const Activations in = activations(op, rows);
+void Tape::linear(const Operation& op, const Step& step, int rows) {
+    const Activations in = activations(op, step, rows);
     int num_panels = 0;
     for (const Matrix& matrix : op.matrices) num_panels += panels_of(matrix.outputs);
     if (op.is_gated) num_panels /= 2;

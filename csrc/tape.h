@@ -41,10 +41,10 @@ class Tape {
 
     void add(Operation operation);
 
-    // Run the operations [first, end). From `select_rows` on, rows are those of step.logit_rows.
+    // Run the operations [first, end). From the first `select_rows` on, rows are those of step.logit_rows.
     void run(const Step& step, int first, int end);
 
-    // Run everything, at most `head_rows` rows of logits at a time.
+    // Run everything; the vocabulary's product and the draw, the last two, on at most `head_rows` rows at a time.
     void run_sliced(const Step& step, int head_rows);
 
     int num_threads() const { return pool_.num_threads(); }
@@ -53,9 +53,9 @@ class Tape {
   private:
     void count(const Operation& op, const Step& step, int rows);
     void run_row(const Operation& op, const Step& step, int row);
-    Activations activations(const Operation& op, int rows);
-    void prepare_row(const Operation& op, int rows, int row);
-    void linear(const Operation& op, int rows);
+    Activations activations(const Operation& op, const Step& step, int rows);
+    void prepare_row(const Operation& op, const Step& step, int rows, int row);
+    void linear(const Operation& op, const Step& step, int rows);
     void gated(const Operation& op, const Activations& in, int first, int end);
     void attention(const Operation& op, const Step& step);
     const AttentionPlan& plan_of(const Operation& op, const Step& step);
@@ -72,7 +72,7 @@ class Tape {
     Sampler sampler_;
     Counters counters_;
     std::vector<Operation> operations_;
-    int select_ = INT32_MAX;  // index of select_rows
+    int select_ = INT32_MAX;  // index of the first select_rows
     // The rows that go into a linear, prepared for its weights' formats: see Activations.
     Lines<int8_t> values_;
     Lines<uint16_t> rounded_;

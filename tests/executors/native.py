@@ -40,8 +40,12 @@ def network(
     kind: str = "silu",
     scale: float = 1.0,
     frequency: float = 1.0,
+    selects_late: bool = False,
 ) -> Program:
-    """A transformer with whatever shape a test needs; sliding and full layers take turns."""
+    """A transformer with whatever shape a test needs; sliding and full layers take turns.
+
+    selects_late: after the last layer instead of in it, so that all of it runs on every row.
+    """
     b = Builder()
     turns = tuple(frequency * 100.0 ** (-2 * i / head_dim) for i in range(head_dim // 2))
     x = b.embed("table", vocab, width, scale)
@@ -62,11 +66,14 @@ def network(
             scale=head_dim**-0.5,
             window=None if i % 2 else window,
         )
+        if i == layers - 1 and not selects_late:
+            x, mixed = b.select_rows(x), b.select_rows(mixed)
         x = b.add(x, b.linear(mixed, f"{i}.o", width, bias=bias))
         a = b.norm(x, f"{i}.norm2", 1e-5)
         gate, up = b.linear(a, f"{i}.gate", inner), b.linear(a, f"{i}.up", inner)
         x = b.add(x, b.linear(b.gated(gate, up, kind), f"{i}.down", width))  # type: ignore[arg-type]
-    head = b.linear(b.norm(b.select_rows(x), "last", 1e-5), "head", vocab)
+    x = b.select_rows(x) if selects_late else x
+    head = b.linear(b.norm(x, "last", 1e-5), "head", vocab)
     return b.sample(head, KVGroup(layers, kv_heads, head_dim), max_context=2048)
 
 

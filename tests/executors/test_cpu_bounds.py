@@ -47,6 +47,8 @@ INTS = {
     "logits of no row": ("logit_rows", [6], "logit_rows must be from 0 to 5"),
     "logits of a negative row": ("logit_rows", [-1], "logit_rows must be from 0 to 5"),
     "more logits than rows may be": ("logit_rows", [0] * 1201, "at most 1200 rows"),
+    "state of no row": ("state_rows", [6], "state_rows must be from 0 to 5"),
+    "more states than rows may be": ("state_rows", [0] * 1201, "at most 1200 rows"),
     "copy beyond the pool": ("copies", [[0, 96]], "copies must be from 0 to 95"),
     "copies that are no pairs": ("copies", [[0, 1, 2]], "copies has the shape"),
 }

@@ -20,12 +20,13 @@ PROGRAMS = {
 @pytest.mark.parametrize(("max_rows", "head_rows"), [(100, 64), (64, 64), (8, 8), (1, 1)])
 def test_every_value_has_its_shape_and_rows_of_floats_without_gaps(program, max_rows, head_rows):
     values = place_values(program, max_rows, head_rows)
-    rows = max_rows
-    for op in program.operations[:-1]:
-        rows = head_rows if isinstance(op, ops.SelectRows) else rows
+    *others, product, _ = program.operations
+    for op in others:
         for name, width in op.outputs:
-            assert values[name].shape == (rows, width)
+            assert values[name].shape == (max_rows, width)
             assert values[name].strides[1] == 4
+    (logits,) = product.outputs
+    assert values[logits.name].shape == (head_rows, logits.width)
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
@@ -48,13 +49,22 @@ def test_what_will_still_be_read_is_never_written_over(program):
     assert (values[last] == writer[last]).all()
 
 
-def test_rows_of_a_later_tile_of_logits_still_find_the_body():
-    """The head runs again for each tile: nothing of it may lie where SelectRows reads."""
+def test_other_rows_can_be_selected_once_the_head_has_run():
+    """Final states are made after logits: nothing of the head may lie where SelectRows reads."""
     program = fuse(network())
     values = place_values(program, 100, 64)
-    select = next(op for op in program.operations if isinstance(op, ops.SelectRows))
+    selected = [op.x for op in program.head if isinstance(op, ops.SelectRows)]
+    assert len(selected) == 2
     head = [name for op in program.head[:-1] for name, _ in op.outputs]
-    assert not any(np.shares_memory(values[name], values[select.x]) for name in head)
+    for name in selected:
+        assert not any(np.shares_memory(values[name], values[other]) for other in head)
+
+
+def test_a_later_slice_of_logits_still_finds_its_states():
+    program = fuse(network())
+    values = place_values(program, 100, 64)
+    logits = program.operations[-1].inputs[0].name
+    assert not np.shares_memory(values[program.state], values[logits])
 
 
 def test_memory_does_not_grow_with_the_layers():

@@ -76,3 +76,11 @@ def test_timing_a_step_beyond_the_pool_is_refused() -> None:
         batch = step_of([Chunk(1, 1000)] * 5, bench.executor.block_size)
         with pytest.raises(ValueError, match="block"):
             bench.executor.time_operations(batch)  # type: ignore[attr-defined]
+
+
+@needs_library
+def test_timing_a_step_of_more_logits_than_are_kept_is_refused() -> None:
+    with real() as bench:
+        batch = step_of([Chunk(1, 3)] * 65, bench.executor.block_size)
+        with pytest.raises(ValueError, match="at most 64 rows of logits"):
+            bench.executor.time_operations(batch)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from octavo.program.fuse import fuse
 from octavo.program.ops import (
     Attention,
     ElementSizes,
@@ -67,19 +68,103 @@ def test_program_ends_in_the_one_sample():
         replace(program, operations=(*program.operations, program.operations[-1]))
 
 
-def test_rows_are_selected_once():
-    b = Builder()
-    x = b.embed("table", 10, 4)
-    with pytest.raises(ValueError, match="one SelectRows, not 0"):
-        b.sample(b.linear(x, "head", 10), KVGroup(1, 1, 4), 8)
-
-
-def test_pages_are_not_touched_once_rows_are_selected():
+def test_sample_reads_the_product_before_it():
     b = Builder()
     x = b.select_rows(b.embed("table", 10, 4))
-    x = b.attention(x, x, x, out="o", layer=0, head_dim=4, scale=1.0)
-    with pytest.raises(ValueError, match="come before SelectRows"):
-        b.sample(b.linear(x, "head", 10), KVGroup(1, 1, 4), 8)
+    scores = b.linear(x, "head", 10)
+    for end in (b.norm(scores, "norm", 1e-5), scores):
+        with pytest.raises(ValueError, match="Sample reads the plain product that stands before"):
+            b.sample(end, KVGroup(1, 1, 4), 8)
+        b.operations.pop()
+
+
+def test_nothing_is_added_to_the_vocabularys_product():
+    b = Builder()
+    x = b.select_rows(b.embed("table", 10, 4))
+    other, scores = b.linear(x, "other", 10), b.linear(x, "head", 10)
+    b.operations[-1] = replace(b.operations[-1], addend=other.name)
+    with pytest.raises(ValueError, match="plain product"):
+        b.sample(scores, KVGroup(1, 1, 4), 8)
+
+
+def closed(b, x):
+    return b.sample(b.linear(x, "head", 10), KVGroup(1, 1, 4), 8)
+
+
+def test_rows_are_selected():
+    b = Builder()
+    with pytest.raises(ValueError, match="has SelectRows, and this one has none"):
+        closed(b, b.embed("table", 10, 4))
+
+
+def test_rows_are_selected_at_one_place():
+    b = Builder()
+    x = b.embed("table", 10, 4)
+    y = b.norm(b.select_rows(x), "norm", 1e-5)
+    with pytest.raises(ValueError, match=r"side by side, but operations \[1, 3\] do not"):
+        closed(b, b.add(y, b.select_rows(x, "again")))
+
+
+def write(b, x, layer):
+    b.operations.append(WriteKV(x.name, x.name, layer, 1, 4))
+    return x
+
+
+def attend(b, x, layer):
+    return b._add(Attention(x.name, "attended", layer, 1, 1, 4, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "add"),
+    [
+        ("WriteKV", lambda b, x: write(b, x, layer=1)),
+        ("Attention", lambda b, x: attend(b, x, layer=0)),
+        ("Rope", lambda b, x: b.rope(x, 4, (1.0, 0.5))),
+        ("Embed", lambda b, x: b.add(x, b.embed("other", 10, 4))),
+    ],
+)
+def test_what_needs_every_row_comes_before_rows_are_selected(kind, add):
+    b = Builder()
+    x = add(b, b.select_rows(write(b, b.embed("table", 10, 4), layer=0)))
+    with pytest.raises(ValueError, match=rf"3 \({kind}\) needs every row: it comes before Select"):
+        b.sample(b.linear(x, "head", 10), KVGroup(2, 1, 4), 8)
+
+
+def test_the_head_reads_selected_rows_and_the_body_every_row():
+    b = Builder()
+    x = b.embed("table", 10, 4)
+    total = b.add(b.select_rows(x), x)
+    with pytest.raises(ValueError, match=r"2 \(Add\) cannot read 'table', which has every row"):
+        closed(b, total)
+    b = Builder()
+    x = b.select_rows(b.select_rows(b.embed("table", 10, 4)))
+    with pytest.raises(ValueError, match=r"2 \(SelectRows\) cannot read .* has selected rows"):
+        closed(b, x)
+
+
+@pytest.mark.parametrize("rewrite", [fuse, lambda program: program], ids=["fused", "plain"])
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_rows_without_logits_end_with_the_last_attention(architecture, rewrite):
+    program = rewrite(network(architecture))
+    assert isinstance(program.body[-1], Attention)
+    assert [type(op) for op in program.head[:3]] == [SelectRows, SelectRows, Linear]
+    assert program.head[2].weights == ("layers.6.o",)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_the_last_layers_products_are_paid_by_rows_of_logits_alone(architecture):
+    program = network(architecture)
+    products = [op for op in program.operations if isinstance(op, Linear)]
+    stems = ("o", "gate", "up", "down")
+    wanted = [op for op in products if op.out in [f"layers.6.{stem}" for stem in stems]]
+    assert len(wanted) == 4
+
+    def spent(logit_rows):
+        return program.flops([Chunk(50, 50)], logit_rows)
+
+    each = spent(1) - spent(0)
+    assert each == spent(50) - spent(49)
+    assert each > sum(op.flops(1) for op in [*wanted, products[-1]])
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

@@ -144,7 +144,7 @@ class CPUExecutor:
             for op in self.program.operations:
                 recorder.record(op, self._tape)
         self._sampling = NativeSampling(library, program.vocab_size)
-        self._select = recorder.select
+        self._select = sum(not isinstance(op, ops.Split) for op in self.program.body)
         self._num_operations = recorder.num_recorded
         self._logits = recorder.values[self.program.operations[-1].inputs[0].name]
         self._states = recorder.values[self.program.state]
@@ -172,9 +172,12 @@ class CPUExecutor:
     def time_operations(self, batch: Batch) -> list[float]:
         """Run the step an operation at a time and return the seconds of each, without the draw.
 
-        They stand in the order of the program, whose `Split`s are no operations here.
+        They stand in the order of the program, whose `Split`s are no operations here. Raises
+        `ValueError` for a step of more than `HEAD_ROWS` rows of logits.
         """
         self._limits.check(batch)
+        if len(batch.logit_rows) > HEAD_ROWS:
+            raise ValueError(f"operations are timed with at most {HEAD_ROWS} rows of logits")
         self._copy_blocks(batch)
         arrays, sizes = _arrays(batch, batch.logit_rows)
         moments = [self._clock()]
@@ -224,15 +227,12 @@ class CPUExecutor:
 
     def _final_states(self, batch: Batch) -> Floats | None:
         """Return the states of `batch.state_rows`, from what the step's run has left."""
-        if not len(batch.state_rows):
+        rows = batch.state_rows
+        if not len(rows):
             return None
-        out = np.empty((len(batch.state_rows), self._states.shape[1]), np.float32)
-        for first in range(0, len(out), HEAD_ROWS):
-            rows = batch.state_rows[first : first + HEAD_ROWS]
-            # The last two are the vocabulary's product and the draw, which nobody asks for here.
-            self._tape.run(*_arrays(batch, rows), self._select, self._num_operations - 2)
-            out[first : first + len(rows)] = self._states[: len(rows)]
-        return out
+        # The last two are the vocabulary's product and the draw, which nobody asks for here.
+        self._tape.run(*_arrays(batch, rows), self._select, self._num_operations - 2)
+        return self._states[: len(rows)].copy()
 
     def _run(self, batch: Batch, logit_rows: NDArray[np.int32], first: int) -> None:
         # Without the last operation, which draws from the logits.
@@ -285,7 +285,6 @@ class _Recorder:
         self.values = place_values(program, max_rows, min(max_rows, HEAD_ROWS))
         self.kept: list[Any] = list(self.values.values())
         self.num_recorded = 0
-        self.select = 0
         self._memory = HugePages()
         self._matrices: dict[str, PackedMatrix] = {}
         self._turns: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
@@ -298,8 +297,6 @@ class _Recorder:
         method = getattr(self, "_" + "".join(_snake(kind)))
         native = self._library.Operation(getattr(self._library.Kind, "".join(_snake(kind))))
         method(native, op)
-        if isinstance(op, ops.SelectRows):
-            self.select = self.num_recorded
         tape.add(native)
         self.num_recorded += 1
 

@@ -29,8 +29,8 @@ class BatchLimits:
         _check_arrays(batch)
         rows, starts = len(batch.token_ids), batch.chunk_starts
         most = rows if self.max_rows is None else self.max_rows
-        if max(rows, len(batch.logit_rows)) > most:
-            raise ValueError(f"a step has at most {most} rows, and as many of logits")
+        if max(rows, len(batch.logit_rows), len(batch.state_rows)) > most:
+            raise ValueError(f"a step has at most {most} rows, and as many of logits and of states")
         lookups = (op for op in self.program.operations if isinstance(op, Embed))
         num_tokens = min((op.vocab_size for op in lookups), default=self.program.vocab_size)
         held = batch.block_tables.shape[1] * self.block_size

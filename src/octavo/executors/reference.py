@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 from octavo.executors import arithmetic
@@ -96,7 +95,7 @@ class ReferenceExecutor:
         self._limits = BatchLimits(program, num_blocks, block_size)
         self._dtype = dtype
         self._clock = clock
-        self._body = _with_last_uses(self.prepared.program.body)
+        self._body = _with_last_uses(self.prepared.program)
         self._head = self.prepared.program.head
 
     def submit(self, batch: Batch) -> Future[StepResult]:
@@ -143,7 +142,9 @@ class ReferenceExecutor:
             tiles = self._logit_tiles(run)
             floats = ((first, tile.astype(np.float32, copy=False)) for first, tile in tiles)
             result = sample_tiles(batch, floats)
-            states = self._final_states(run)
+            wanted, states = batch.state_rows, None
+            if len(wanted):
+                states = self._states(run, wanted)[: len(wanted)].astype(np.float32, copy=False)
         return replace(result, duration=self._clock() - started, states=states)
 
     def _run_body(self, batch: Batch) -> "_Run":
@@ -163,33 +164,32 @@ class ReferenceExecutor:
 
         A vocabulary of 262k takes 17 MB per tile, so all rows at once could take gigabytes.
         """
-        for first in range(0, len(run.batch.logit_rows), TILE):
-            run.selected = run.batch.logit_rows[first : first + TILE]
-            for op in self._head[:-1]:
-                run.execute(op)
-            logits = run.values[self._head[-1].inputs[0].name]
-            yield first, logits[: len(run.selected)]
-
-    def _final_states(self, run: "_Run") -> NDArray[np.float32] | None:
-        """Return the states of `state_rows`: the head without the vocabulary's product."""
-        rows, tiles = run.batch.state_rows, []
+        product, rows = self._head[-2], run.batch.logit_rows
+        (state,), (logits,) = product.inputs, product.outputs
+        if not len(rows):
+            return
+        states = self._states(run, rows)
         for first in range(0, len(rows), TILE):
-            run.selected = rows[first : first + TILE]
-            for op in self._head[:-2]:
-                run.execute(op)
-            tiles.append(run.values[self.prepared.program.state][: len(run.selected)])
-        return np.concatenate(tiles).astype(np.float32, copy=False) if tiles else None
+            run.values[state.name] = states[first : first + TILE]
+            run.execute(product)
+            yield first, run.values[logits.name][: len(rows) - first]
+
+    def _states(self, run: "_Run", rows: Int32) -> Floats:
+        """Return the final states of `rows`, padded: the head without the vocabulary's product."""
+        run.selected = rows
+        for op in self._head[:-2]:
+            run.execute(op)
+        return run.values[self.prepared.program.state]
 
 
-def _with_last_uses(
-    operations: tuple[ops.Operation, ...],
-) -> list[tuple[ops.Operation, tuple[str, ...]]]:
-    """Pair each operation with the values that nothing after it reads: they can be freed."""
+def _with_last_uses(program: Program) -> list[tuple[ops.Operation, tuple[str, ...]]]:
+    """Pair each operation of the body with the values that nothing after it reads, to be freed."""
+    operations = program.body
     last: dict[str, int] = {}
     for index, op in enumerate(operations):
         last.update(dict.fromkeys([name for name, _ in op.inputs + op.outputs], index))
-    # The last operation's output is the head's input.
-    last.update(dict.fromkeys([name for name, _ in operations[-1].outputs], len(operations)))
+    read_after = [name for op in program.head for name, _ in op.inputs]
+    last.update(dict.fromkeys(read_after, len(operations)))
     return [
         (
             op,

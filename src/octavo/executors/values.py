@@ -21,7 +21,7 @@ _PADDING = 32
 
 
 def place_values(program: Program, max_rows: int, head_rows: int) -> dict[str, Floats]:
-    """Return an array for each value: (max_rows, width), or (head_rows, width) after SelectRows.
+    """Return an array for each value: (max_rows, width), but (head_rows, width) for the logits.
 
     The parts of a `Split` are views of its input.
     """
@@ -32,22 +32,20 @@ def place_values(program: Program, max_rows: int, head_rows: int) -> dict[str, F
         for index, op in enumerate(operations)
         for value in (*op.inputs, *op.outputs)
     }
-    kept = [program.operations[-1].inputs[0]]
+    logits = program.operations[-1].inputs[0]
+    kept = [logits]
     kept += [op.inputs[0] for op in operations if isinstance(op, ops.SelectRows)]  # read repeatedly
     last_use.update((roots[value.name], len(operations)) for value in kept)
     values: dict[str, Floats] = {}
     free: list[Floats] = []
-    rows = max_rows
     for index, op in enumerate(operations):
-        if isinstance(op, ops.SelectRows):
-            rows = head_rows
-            free.clear()  # what lies there has more rows than are needed from here on
         if isinstance(op, ops.Split):
             ends = np.cumsum(op.widths)
             for name, width, end in zip(op.outs, op.widths, ends.tolist(), strict=True):
                 values[name] = values[op.x][:, end - width : end]
         else:
             for name, width in op.outputs:
+                rows = head_rows if name == logits.name else max_rows
                 values[name] = _take(free, rows, width)
         for root in {roots[v.name] for v in (*op.inputs, *op.outputs)}:
             if last_use[root] == index and values[root].base is not None:

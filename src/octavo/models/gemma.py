@@ -119,7 +119,8 @@ def _build(config: ModelConfig) -> Program:
     for index in range(len(config.layers)):
         at, eps = f"layers.{index}.", config.norm_eps
         h = b.norm(x, f"{at}attention_norm", eps)
-        h = b.norm(attention(b, h, config, index), f"{at}post_attention_norm", eps)
+        x, h = attention(b, x, h, config, index)
+        h = b.norm(h, f"{at}post_attention_norm", eps)
         x = b.add(x, h)
         h = b.norm(x, f"{at}mlp_norm", eps)
         h = b.norm(gated_mlp(b, h, config, index), f"{at}post_mlp_norm", eps)

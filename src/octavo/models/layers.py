@@ -1,7 +1,7 @@
 """The parts that families have in common, as operations.
 
 Decides the names of parameters: `layers.N.` before those of a layer, `_bias` after a weight's name.
-Knows no file. Invariant: a part reads one value of the hidden size and returns one.
+Knows no file. Invariant: values between parts have the hidden size.
 """
 
 from octavo.models.config import ModelConfig
@@ -9,8 +9,14 @@ from octavo.program.ops import Value
 from octavo.program.program import Builder, KVGroup, Program
 
 
-def attention(b: Builder, x: Value, config: ModelConfig, index: int) -> Value:
-    """Project to queries, keys and values, turn them, attend, and project back."""
+def attention(
+    b: Builder, stream: Value, x: Value, config: ModelConfig, index: int
+) -> tuple[Value, Value]:
+    """Project x to queries, keys and values, turn them, attend, and project back.
+
+    Returns the residual stream and what is to be added to it, in the last layer of the rows that
+    need logits alone: nobody attends to the others any more.
+    """
     at, head_dim, bias = f"layers.{index}.", config.head_dim, config.qkv_bias
     layer = config.layers[index]
     q = b.linear(x, f"{at}q", config.num_heads * head_dim, bias=bias)
@@ -31,7 +37,9 @@ def attention(b: Builder, x: Value, config: ModelConfig, index: int) -> Value:
         scale=config.attention_scale,
         window=layer.window,
     )
-    return b.linear(out, f"{at}o", config.hidden_size, bias=config.output_bias)
+    if index == len(config.layers) - 1:
+        stream, out = b.select_rows(stream, f"{at}stream.selected"), b.select_rows(out)
+    return stream, b.linear(out, f"{at}o", config.hidden_size, bias=config.output_bias)
 
 
 def gated_mlp(b: Builder, x: Value, config: ModelConfig, index: int) -> Value:
@@ -44,8 +52,8 @@ def gated_mlp(b: Builder, x: Value, config: ModelConfig, index: int) -> Value:
 
 
 def logits(b: Builder, x: Value, config: ModelConfig) -> Program:
-    """Select rows, normalise, project to the vocabulary, sample: the end of every family."""
-    x = b.norm(b.select_rows(x), "final_norm", config.norm_eps)
+    """Normalise, project to the vocabulary, sample: the end of every family."""
+    x = b.norm(x, "final_norm", config.norm_eps)
     weight = "embedding" if config.tied else "lm_head"
     scores = b.linear(x, weight, config.vocab_size, out="logits")
     group = KVGroup(len(config.layers), config.num_kv_heads, config.head_dim)

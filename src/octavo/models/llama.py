@@ -94,7 +94,8 @@ def _build(config: ModelConfig) -> Program:
     x = b.embed("embedding", config.vocab_size, config.hidden_size)
     for index in range(len(config.layers)):
         h = b.norm(x, f"layers.{index}.attention_norm", config.norm_eps)
-        x = b.add(x, attention(b, h, config, index))
+        x, h = attention(b, x, h, config, index)
+        x = b.add(x, h)
         h = b.norm(x, f"layers.{index}.mlp_norm", config.norm_eps)
         x = b.add(x, gated_mlp(b, h, config, index))
     return logits(b, x, config)

@@ -388,7 +388,10 @@ class Add(Operation):
 
 @dataclass(frozen=True, slots=True)
 class SelectRows(Operation):
-    """Keep the rows that need logits; what follows runs on those alone."""
+    """Keep the rows that need logits; what follows runs on those alone.
+
+    It stands after the last attention: from there on, a row is of use to nobody but itself.
+    """
 
     x: str
     out: str

@@ -3,8 +3,9 @@
 Decides what a well-formed program is and what one step of it costs in operations and bytes. Knows
 no arrays, no file format and no hardware.
 
-Invariant: every value is defined once, before its first use and with one width; `SelectRows` parts
-the program in a body, which runs on every row, and a head, which ends in the one `Sample`.
+Invariant: every value is defined once, before its first use and with one width; `SelectRows`, side
+by side, part the program in a body, which runs on every row, and a head, which reads of the body
+only what they select and ends in the vocabulary's product and the one `Sample`.
 """
 
 import hashlib
@@ -74,7 +75,7 @@ class Program:
 
     @cached_property
     def head(self) -> tuple[Operation, ...]:
-        """`SelectRows` and what runs on the rows that need logits; `Sample` is the last."""
+        """`SelectRows` and what runs on the selected rows; `Sample` is the last."""
         return self.operations[self._select :]
 
     @property
@@ -141,7 +142,8 @@ def _check(program: Program) -> dict[str, tuple[int, ...]]:
                 raise ValueError(f"{where} reads {name!r} as {shape}, but it is {shapes[name]}")
         _check_heads(op, where)
         _check_pages(op, where, program.kv_groups, written)
-    _check_ends(program)
+    _check_rows(program.operations)
+    _check_end(program.operations)
     return shapes
 
 
@@ -178,15 +180,33 @@ def _check_pages(
     written.add(place)
 
 
-def _check_ends(program: Program) -> None:
-    kinds = [type(op) for op in program.operations]
-    if kinds.count(SelectRows) != 1:
-        raise ValueError(f"a program has one SelectRows, not {kinds.count(SelectRows)}")
+def _check_rows(operations: tuple[Operation, ...]) -> None:
+    """Require that selected rows are all that the head needs, and that it knows no others."""
+    selects = [i for i, op in enumerate(operations) if isinstance(op, SelectRows)]
+    if not selects:
+        raise ValueError("a program has SelectRows, and this one has none")
+    first = selects[0]
+    if selects[-1] - first >= len(selects):
+        raise ValueError(f"SelectRows stand side by side, but operations {selects} do not")
+    of_every_row = {value.name for op in operations[:first] for value in op.outputs}
+    for index, op in enumerate(operations[first:], first):
+        where = f"operation {index} ({type(op).__name__})"
+        if isinstance(op, Embed | Rope | WriteKV | Attention):
+            raise ValueError(f"{where} needs every row: it comes before SelectRows")
+        for name, _ in op.inputs:
+            if (name in of_every_row) != isinstance(op, SelectRows):
+                rows = "every row" if name in of_every_row else "selected rows"
+                raise ValueError(f"{where} cannot read {name!r}, which has {rows}")
+
+
+def _check_end(operations: tuple[Operation, ...]) -> None:
+    kinds = [type(op) for op in operations]
     if kinds.count(Sample) != 1 or kinds[-1] is not Sample:
         raise ValueError("a program has one Sample, and it is the last operation")
-    head = kinds[kinds.index(SelectRows) :]
-    if WriteKV in head or Attention in head or Embed in head:
-        raise ValueError("Embed, WriteKV and Attention need every row: they come before SelectRows")
+    product = operations[-2]
+    is_plain = isinstance(product, Linear) and len(product.inputs) == 1
+    if not is_plain or product.outputs != operations[-1].inputs:
+        raise ValueError("Sample reads the plain product that stands before it")
 
 
 class Builder:
@@ -247,9 +267,9 @@ class Builder:
         """Add y to the residual stream x."""
         return self._add(Add(x.name, y.name, f"{y.name}.sum", x.width))
 
-    def select_rows(self, x: Value) -> Value:
+    def select_rows(self, x: Value, out: str | None = None) -> Value:
         """Keep the rows that need logits."""
-        return self._add(SelectRows(x.name, "selected", x.width))
+        return self._add(SelectRows(x.name, out or f"{x.name}.selected", x.width))
 
     def sample(self, logits: Value, kv_group: KVGroup, max_context: int) -> Program:
         """Close the program with `Sample` and check it."""
