@@ -242,8 +242,7 @@ class Engine:
             self._fail(plan, OctavoError("The step was interrupted."))
             raise
         now = self._clock()
-        figures = None if price is None else price.predictor.account(price, result.duration)
-        self.lives.stepped(plan, held, now - start, figures, now)
+        self.lives.stepped(plan, held, now - start, price, result.duration, now)
         self.scheduler.blocks.now = now
         self._commit(plan, batch, result, now)
         return price
