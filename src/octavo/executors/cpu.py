@@ -203,7 +203,15 @@ class CPUExecutor:
 
     def close(self) -> None:
         """Release threads, pool and weights; nothing may be submitted afterwards."""
-        for name in ("_tape", "_sampling", "_kept", "pages", "_logits", "_states"):
+        for name in (
+            "_tape",
+            "_native_limits",
+            "_sampling",
+            "_kept",
+            "pages",
+            "_logits",
+            "_states",
+        ):
             self.__dict__.pop(name, None)
 
     def _logit_tiles(self, batch: Batch) -> Iterator[tuple[int, Floats]]:
