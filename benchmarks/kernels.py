@@ -84,7 +84,7 @@ def product_case(
     kept = (panels, x, out)
 
     def run(_: Any = kept) -> None:
-        tape.run(step.addresses, step.sizes, 0, copies)
+        tape.run(step.native(lib), 0, copies)
 
     return Case(run, copies * size, 2.0 * copies * rows * inputs * outputs)
 
@@ -123,7 +123,7 @@ def attention_case(
     kept = (pages, q, out)
 
     def run(_: Any = kept) -> None:
-        tape.run(step.addresses, step.sizes, 0, layers)
+        tape.run(step.native(lib), 0, layers)
 
     num_bytes = layers * positions * kv_heads * page.nbytes / BLOCK_SIZE
     return Case(run, num_bytes, layers * seen * num * dim * 4.0)
@@ -163,7 +163,7 @@ def sample_case(
 
     def run(_: Any = logits) -> None:
         draws = sampling.prepare(batch)  # type: ignore[arg-type]
-        tape.sample(step.addresses, step.sizes, rows, draws)
+        tape.sample(step.native(lib), rows, draws)
         sampling.collect(batch, draws)  # type: ignore[arg-type]
 
     weighed = set(asked) & {"top_p", "logprobs"} or asked.get("temperature")
@@ -186,8 +186,10 @@ class _Step:
             np.zeros(1),
         ]
         self.arrays = [np.ascontiguousarray(array, np.int32) for array in self.arrays]
-        self.addresses = [array.ctypes.data for array in self.arrays]
         self.sizes = [rows, len(chunks), widest, rows]
+
+    def native(self, lib: Any) -> Any:
+        return lib.Step([array.ctypes.data for array in self.arrays], self.sizes)
 
 
 def _value(lib: Any, array: np.ndarray) -> Any:

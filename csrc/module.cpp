@@ -1,7 +1,7 @@
 // The Python module octavo.native._octavo: a tape, packing, and which instruction sets there are.
 //
-// Arrays cross as raw addresses: checking them is the caller's part (octavo/executors/cpu.py), and
-// costs nothing per step that way.
+// Weights and values cross as raw addresses: checking them is the caller's part (octavo/executors/cpu.py). A
+// step's arrays are checked here, in step_binding.cpp.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -19,6 +19,7 @@ using namespace octavo;
 
 namespace octavo {
 void bind_sampling(nb::module_& m);  // sample_binding.cpp
+void bind_steps(nb::module_& m);     // step_binding.cpp
 }
 
 namespace {
@@ -41,11 +42,6 @@ const Kernels& kernels_of(const std::string& name) {
     const Kernels* kernels = find_kernels(name);
     if (!kernels) throw std::invalid_argument("no instruction set " + name + " on this machine");
     return *kernels;
-}
-
-Step step_of(const std::vector<uint64_t>& arrays, const std::vector<int>& sizes) {
-    auto at = [&](int i) { return pointer<const int32_t>(arrays[i]); };
-    return {sizes[0], sizes[1], sizes[2], sizes[3], at(0), at(1), at(2), at(3), at(4), at(5)};
 }
 
 template <auto pack>
@@ -121,6 +117,7 @@ NB_MODULE(_octavo, m) {
             for (uint64_t address : addresses) op.biases.push_back(pointer<const float>(address));
         });
     bind_sampling(m);
+    bind_steps(m);
     nb::class_<Tape>(m, "Tape")
         .def("__init__",
              [](Tape* tape, const std::string& isa, uint64_t pages, int num_layers, int block_size, int kv_heads,
@@ -133,15 +130,11 @@ NB_MODULE(_octavo, m) {
             const Counters& c = tape.counters();
             return std::vector<int64_t>{c.flops, c.weights, c.kv_read, c.kv_written};
         })
-        .def("run", [](Tape& tape, const std::vector<uint64_t>& arrays, const std::vector<int>& sizes, int first,
-                       int end) {
-            const Step step = step_of(arrays, sizes);
+        .def("run", [](Tape& tape, const Step& step, int first, int end) {
             nb::gil_scoped_release release;
             tape.run(step, first, end);
         })
-        .def("sample", [](Tape& tape, const std::vector<uint64_t>& arrays, const std::vector<int>& sizes,
-                          int head_rows, Draws& draws) {
-            Step step = step_of(arrays, sizes);
+        .def("sample", [](Tape& tape, Step step, int head_rows, Draws& draws) {
             step.draws = &draws;
             nb::gil_scoped_release release;
             tape.run_sliced(step, head_rows);

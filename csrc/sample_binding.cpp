@@ -39,6 +39,11 @@ nb::list token_ids_of(const std::vector<Draw>& draws) {
     return ids;
 }
 
+// All three, in one call: Python's own time between steps counts.
+nb::tuple results_of(const std::vector<Draw>& draws) {
+    return nb::make_tuple(token_ids_of(draws), reports_of(draws), failures_of(draws));
+}
+
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
@@ -70,11 +75,8 @@ void bind_sampling(nb::module_& m) {
         .def("set_mask", [](Draws& draws, size_t place, uint64_t address, size_t num_words) {
             draws.set_mask(place, reinterpret_cast<const uint32_t*>(address), num_words);
         })
-        .def("token_ids", [](const Draws& draws) { return token_ids_of(draws.samples); })
-        .def("reports", [](const Draws& draws) { return reports_of(draws.samples); })
-        .def("known_reports", [](const Draws& draws) { return reports_of(draws.known); })
-        .def("failures", [](const Draws& draws) { return failures_of(draws.samples); })
-        .def("known_failures", [](const Draws& draws) { return failures_of(draws.known); });
+        .def("drawn", [](const Draws& draws) { return results_of(draws.samples); })
+        .def("reported", [](const Draws& draws) { return results_of(draws.known); });
 }
 
 }  // namespace octavo

@@ -1,10 +1,12 @@
-"""What the native executor refuses, since the library below it checks nothing."""
+"""What the native executor refuses, so that the library reads and writes nothing astray."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.errors import UnsupportedModelError
 from octavo.executors.executor import PromptRow, SampleRow
@@ -86,6 +88,28 @@ class TestBadInput:
             error = small.submit(with_field(field, wrong)).exception()
             assert isinstance(error, ValueError)
             assert str(error) == f"{field} must be contiguous int32"
+
+    @given(st.sampled_from(ARRAYS), st.integers(0, 7), st.integers(-2, 100))
+    def test_the_library_refuses_a_changed_number_exactly_where_the_limits_do(
+        self, small, field, place, value
+    ):
+        array = np.array(getattr(GOOD, field))
+        if array.size:
+            array.flat[place % array.size] = value
+        changed = with_field(field, array)
+        expected = None
+        try:
+            small._limits.check(changed)
+        except ValueError as error:
+            expected = str(error)
+        refused = small.submit(changed).exception()
+        assert (None if refused is None else str(refused)) == expected
+
+    def test_a_chunk_without_rows_is_refused_though_all_others_fit(self, small):
+        for starts in ([0, 4], [4, 0]):
+            pieces = (Piece(token_ids(9), 0, count, [count]) for count in starts)
+            error = small.submit(batch(*pieces)).exception()
+            assert "do not part 4 rows" in str(error)
 
     def test_a_step_of_more_rows_than_there_is_room_for_is_refused(self):
         program = network(layers=1)

@@ -67,7 +67,7 @@ def product(
     op.set_biases([0 if b is None else b.ctypes.data for b in biases] or [0] * len(matrices))
     tape = library.Tape(isa, 0, 1, 16, 1, 16, 4, len(rows), num_threads)
     tape.add(op)
-    tape.run([0] * 6, [len(rows), 0, 0, 0], 0, 1)
+    tape.run(library.Step([0] * 6, [len(rows), 0, 0, 0]), 0, 1)
     assert np.isposinf(out[:, width:]).all()
     return out[:, :width].copy()
 
@@ -203,7 +203,7 @@ def tape_of(isa: str, rows: int, *operations: Any) -> None:
     tape = library.Tape(isa, 0, 1, 16, 1, 16, 4, rows, 2)
     for op in operations:
         tape.add(op)
-    tape.run([0] * 6, [rows, 0, 0, 0], 0, len(operations))
+    tape.run(library.Step([0] * 6, [rows, 0, 0, 0]), 0, len(operations))
 
 
 def value(array: np.ndarray) -> Any:

@@ -89,7 +89,8 @@ class TestThreads:
         """With switching as good as off, another thread gets on only where a step lets it."""
         program = network(width=256, inner=1024, layers=4)
         run = native(program, RandomWeights(program), SETS[-1])
-        step = batch(Piece(token_ids(1000), 0, 1000, range(32)), rows=[999])
+        made = batch(Piece(token_ids(1000), 0, 1000, range(32)), rows=[999])
+        step = run._step(made)
         start, ran = threading.Event(), threading.Event()
         other = threading.Thread(target=lambda: start.wait() and ran.set())
         other.start()
@@ -98,7 +99,7 @@ class TestThreads:
         try:
             start.set()
             for _ in range(50):  # once would do, were the machine idle
-                run._run(step, step.logit_rows, 0)
+                run._tape.run(step, 0, run._select)
                 if ran.is_set():
                     break
             assert ran.is_set()

@@ -20,6 +20,11 @@ from tests.executors.native import SETS, RandomWeights, native, needs_library, n
 from tests.executors.rows import INF, make_row
 
 pytestmark = needs_library
+# In the order in which the library takes them.
+ARRAYS = (
+    "token_ids", "positions", "chunk_starts", "block_tables", "context_lengths", "copies",
+    "state_rows", "logit_rows",
+)  # fmt: skip
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -33,6 +38,7 @@ class Sampler:
         rows, vocab = self.logits.shape
         self.selected = np.zeros((head_rows, vocab), np.float32)
         self.sampling = NativeSampling(library, vocab)
+        self.limits = library.Limits(1, 1, rows, rows, rows)
         self.tape = library.Tape(isa, 0, 1, 32, 1, 16, 2, rows, threads)
         for kind in (library.Kind.select_rows, library.Kind.sample):
             op = library.Operation(kind)
@@ -42,11 +48,12 @@ class Sampler:
 
     def run(self, step: Batch) -> StepResult:
         draws = self.sampling.prepare(step)
-        arrays = [step.token_ids] * 5 + [step.logit_rows]
-        rows = len(step.token_ids)
-        addresses = [array.ctypes.data for array in arrays]
-        self.tape.sample(addresses, [rows, 0, 0, len(step.logit_rows)], self.head_rows, draws)
+        self.draw(step, draws)
         return self.sampling.collect(step, draws)
+
+    def draw(self, step: Batch, draws: Any) -> None:
+        arrays = (getattr(step, name) for name in ARRAYS)
+        self.tape.sample(self.limits.step(*arrays), self.head_rows, draws)
 
     def _value(self, array: np.ndarray) -> Any:
         assert library is not None
@@ -431,6 +438,5 @@ class TestExecutor:
         step = step_of(3, [make_row(temperature=0, allowed_token_ids=[17])])
         draws = run.sampling.prepare(step)
         run.sampling._asked.clear()
-        arrays = [step.token_ids.ctypes.data] * 5 + [step.logit_rows.ctypes.data]
-        run.tape.sample(arrays, [3, 0, 0, 3], 64, draws)
-        assert draws.token_ids() == [17]
+        run.draw(step, draws)
+        assert draws.drawn()[0] == [17]

@@ -160,6 +160,11 @@ class Constraints:
                 yield sequence, place.turn.result()
 
     @property
+    def is_settled(self) -> bool:
+        """Whether no grammar is being compiled and no mask is missing."""
+        return not (self._compiling or self._pending)
+
+    @property
     def held(self) -> frozenset[Sequence]:
         """The sequences whose masks are not ready."""
         return frozenset(self._pending)

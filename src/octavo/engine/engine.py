@@ -242,8 +242,7 @@ class Engine:
             self._fail(plan, OctavoError("The step was interrupted."))
             raise
         now = self._clock()
-        figures = None if price is None else price.predictor.account(price, result.duration)
-        self.lives.stepped(plan, held, now - start, figures, now)
+        self.lives.stepped(plan, held, now - start, price, result.duration, now)
         self.scheduler.blocks.now = now
         self._commit(plan, batch, result, now)
         return price
@@ -264,8 +263,10 @@ class Engine:
     def _commit(self, plan: StepPlan, batch: Batch, result: StepResult, now: float) -> None:
         self._num_steps += 1
         self._last_step_time = result.duration
-        self._keep_prompt_logprobs(batch, result)
-        self._pool_states(batch, result)
+        if batch.prompt_rows:
+            self._keep_prompt_logprobs(batch, result)
+        if batch.state_spans:
+            self._pool_states(batch, result)
         token_ids, logprobs = result.token_ids, result.logprobs
         if result.errors:
             # What a failed request computed is in doubt: it leaves before anything is published.
@@ -309,28 +310,30 @@ class Engine:
         logprobs: TokenLogprobs | None,
         now: float,
     ) -> None:
-        params = active.request.params
         is_first = active.metrics.first_token_time is None
         if is_first:
             active.metrics.first_token_time = now
         text, stop = self._advance_text(active, sequence, token_id)
+        stop_reason: int | str | None = stop
+        is_forced = False
         if stop is not None:
             self.scheduler.finish(sequence, FinishReason.STOP)
             sequence.finish_reason = FinishReason.STOP
         elif sequence.finish_reason is not None:
             text += self._finish_text(active, sequence)
+            stop_reason = self._stop_token(active.request.params, sequence)
+            is_length = sequence.finish_reason is FinishReason.LENGTH
+            is_forced = is_length and self._constraints.is_forced(sequence)
+        is_shown = active.pool is None  # else it was drawn for nobody
         self._emit(
             active,
             sequence,
-            text=text if active.pool is None else "",
-            token_ids=[token_id] if active.pool is None else [],  # it was drawn for nobody
+            text=text if is_shown else "",
+            token_ids=[token_id] if is_shown else [],
             logprobs=None if logprobs is None else [to_logprobs(logprobs, self._text_of())],
-            stop_reason=stop if stop is not None else self._stop_token(params, sequence),
+            stop_reason=stop_reason,
             prompt_logprobs=active.prompt_logprobs if is_first else None,
-            is_ending_forced=(
-                sequence.finish_reason is FinishReason.LENGTH
-                and self._constraints.is_forced(sequence)
-            ),
+            is_ending_forced=is_forced,
         )
 
     def _stop_token(self, params: SamplingParams, sequence: Sequence) -> int | None:
@@ -342,6 +345,8 @@ class Engine:
 
     def _settle_grammars(self) -> None:
         """Queue what has been compiled; end what cannot be, and what its grammar has completed."""
+        if self._constraints.is_settled:
+            return
         now = self._clock()
         for request, error in self._constraints.compiled(now):
             active = self._active[request.request_id]
@@ -400,22 +405,9 @@ class Engine:
         error: Exception | None = None,
         is_ending_forced: bool = False,
     ) -> None:
-        """Queue one delta, and forget the request if it is the last."""
+        """Queue one delta; a sequence that has ended is forgotten with it."""
         request, reason = active.request, sequence.finish_reason
-        if reason is not None:
-            self._constraints.drop(sequence)
-        active.num_finished += reason is not None
-        is_last = active.num_finished == request.params.n
-        if is_last:
-            now = active.metrics.finished_time = self._clock()
-            self.lives.end(request.request_id, now, str(reason))
-            active.metrics.num_preemptions = sum(
-                s.num_preemptions for s in active.sequences.values()
-            )
-            self._constraints.forget(request)
-            del self._active[request.request_id]
-        elif reason is not None:
-            self.lives.sample_ended(request.request_id)
+        is_last = reason is not None and self._note_end(active, sequence, reason)
         self._pending.append(
             OutputDelta(
                 request_id=request.request_id,
@@ -435,6 +427,21 @@ class Engine:
                 pooled=active.pool.mean() if active.pool and is_last and not error else None,
             )
         )
+
+    def _note_end(self, active: _ActiveRequest, sequence: Sequence, reason: FinishReason) -> bool:
+        """Forget a sequence, and its request with the last of them; return whether it is."""
+        request = active.request
+        self._constraints.drop(sequence)
+        active.num_finished += 1
+        if active.num_finished < request.params.n:
+            self.lives.sample_ended(request.request_id)
+            return False
+        now = active.metrics.finished_time = self._clock()
+        self.lives.end(request.request_id, now, str(reason))
+        active.metrics.num_preemptions = sum(s.num_preemptions for s in active.sequences.values())
+        self._constraints.forget(request)
+        del self._active[request.request_id]
+        return True
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         for request_id in dict.fromkeys(c.sequence.request.request_id for c in plan.chunks):

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from octavo.core.lookup import CacheLookup
 from octavo.core.scheduler import LOOK_AHEAD, Chunk, StepPlan
-from octavo.cost.predictor import StepAccount
+from octavo.cost.predictor import StepPrice
 from octavo.request import Request, Sequence, SequenceStatus
 
 Stage = Literal["grammar", "queued", "prefill", "decode", "preempted", "recompute"]
@@ -24,6 +24,9 @@ PartName = Literal[Stage, "sat out", "mask", "between"]
 _FILLING = ("prefill", "recompute")
 _RUNNING = (*_FILLING, "decode")
 NOISE = 1e-9  # seconds that a difference of sums may be off
+# Steps that are summed up together, unless somebody asks before: one after another that takes a
+# tenth of the time that it takes between two steps, whose weights have filled the caches.
+_SUMMED_TOGETHER = 32
 
 
 class Work(NamedTuple):
@@ -77,6 +80,33 @@ class Work(NamedTuple):
 
 
 NO_WORK = Work()
+
+
+class _Step(NamedTuple):
+    """One step, as it is told of."""
+
+    num_chunks: int
+    seconds: float
+    price: StepPrice | None
+    measured: float
+
+    def work(self) -> Work:
+        """Return what it did."""
+        if self.price is None:
+            return Work(1, self.seconds, self.num_chunks)
+        figures = self.price.predictor.account(self.price, self.measured)
+        by_bound = {figures.bound: self.measured}
+        return Work(
+            1,
+            self.seconds,
+            self.num_chunks,
+            figures.flops,
+            figures.num_bytes,
+            figures.roofline_share * self.measured,
+            by_bound.get("compute", 0.0),
+            by_bound.get("memory", 0.0),
+            by_bound.get("overhead", 0.0),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,14 +220,12 @@ class _Open:
 
 
 class LifeRecorder:
-    """Watches one engine. max_kept: lives kept after their end, until taken; 0 records none.
-
-    total, last: what all steps did, and the last one.
-    """
+    """Watches one engine. max_kept: lives kept after their end, until taken; 0 records none."""
 
     def __init__(self, max_kept: int) -> None:
-        self.total = self.last = NO_WORK
         self.is_on = max_kept > 0
+        self._total = self._last = NO_WORK
+        self._steps: list[_Step] = []  # not in the total yet
         self._waited = 0.0
         self._open: dict[str, _Open] = {}
         # Sequences whose cache is being filled, for the first time or after a preemption.
@@ -207,6 +235,18 @@ class LifeRecorder:
         self._thinned: list[str] = []
 
     # --- what is told to whom asks --------------------------------------------------------------
+
+    @property
+    def total(self) -> Work:
+        """What all steps did."""
+        self._sum_up()
+        return self._total
+
+    @property
+    def last(self) -> Work:
+        """What the last step did."""
+        self._sum_up()
+        return self._last
 
     def take_ended(self) -> list[Life]:
         """Return the lives that ended since the last call; the oldest are gone if too many did."""
@@ -275,16 +315,27 @@ class LifeRecorder:
         plan: StepPlan,
         held: Set[Sequence],
         seconds: float,
-        figures: StepAccount | None,
+        price: StepPrice | None,
+        measured: float,
         now: float,
     ) -> None:
-        """A plan was computed, in `seconds` to `now`. held: sequences that it had to leave out."""
-        step = self.last = _work(plan, seconds, figures)
-        self.total = self.total.plus(step)
+        """A plan was computed, in `seconds` to `now`; the executor alone took `measured`.
+
+        held: sequences that it had to leave out. price: None where the step has none.
+        """
+        self._steps.append(_Step(len(plan.chunks), seconds, price, measured))
+        if len(self._steps) >= _SUMMED_TOGETHER:
+            self._sum_up()
         if held and self.is_on:
-            self._hold(held, step)
+            self._hold(held, self.last)
         if self._filling:
-            self._fill(plan, step, now)
+            self._fill(plan, self.last, now)
+
+    def _sum_up(self) -> None:
+        for step in self._steps:
+            self._last = step.work()
+            self._total = self._total.plus(self._last)
+        self._steps.clear()
 
     def waited(self, seconds: float) -> None:
         """No step could be planned: every running sequence waited for its mask."""
@@ -378,24 +429,6 @@ class LifeRecorder:
             num_recovered_tokens=opened.num_recovered,
             num_recomputed_tokens=opened.num_recomputed,
         )
-
-
-def _work(plan: StepPlan, seconds: float, figures: StepAccount | None) -> Work:
-    num_chunks = len(plan.chunks)
-    if figures is None:
-        return Work(1, seconds, num_chunks)
-    by_bound = {figures.bound: figures.measured}
-    return Work(
-        1,
-        seconds,
-        num_chunks,
-        figures.flops,
-        figures.num_bytes,
-        figures.roofline_share * figures.measured,
-        by_bound.get("compute", 0.0),
-        by_bound.get("memory", 0.0),
-        by_bound.get("overhead", 0.0),
-    )
 
 
 def _joined(a: Part, b: Part) -> Part:

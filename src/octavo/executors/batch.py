@@ -7,13 +7,12 @@ Invariant: rows appear in the order of the plan's chunks, so results are paralle
 """
 
 from collections.abc import Callable
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.scheduler import Chunk, StepPlan
-from octavo.executors.executor import Batch, PromptRow, SampleRow, StateSpan
+from octavo.executors.executor import Batch, Int32, PromptRow, SampleRow, StateSpan
 from octavo.request import Sequence
 
 MaskOf = Callable[[Sequence], NDArray[np.uint32] | None]
@@ -25,48 +24,58 @@ def build_batch(plan: StepPlan, mask_of: MaskOf = lambda _: None) -> Batch:
     mask_of: which tokens a sequence that draws may draw (see `SampleRow.mask`); its samples share
     the mask.
     """
-    chunks = plan.chunks
-    lengths = [chunk.length for chunk in chunks]
-    starts = np.zeros(len(chunks) + 1, np.int32)
-    np.cumsum(lengths, out=starts[1:])
-    token_ids = chain.from_iterable(
-        c.sequence.token_ids[c.start : c.start + c.length] for c in chunks
-    )
-    positions = chain.from_iterable(range(c.start, c.start + c.length) for c in chunks)
+    token_ids: list[int] = []
+    positions: list[int] = []
+    starts, contexts = [0], []
     logit_rows: list[int] = []
     samples: list[SampleRow] = []
     prompt_rows: list[PromptRow] = []
     state_rows: list[int] = []
     state_spans: list[StateSpan] = []
-    for chunk, first_row in zip(chunks, starts.tolist(), strict=False):
-        if chunk.sequence.request.params.prompt_logprobs is not None:
+    for chunk in plan.chunks:
+        sequence, first_row = chunk.sequence, starts[-1]
+        request, end = sequence.request, chunk.start + chunk.length
+        token_ids += sequence.token_ids[chunk.start : end]
+        positions += range(chunk.start, end)
+        contexts.append(end)
+        starts.append(first_row + chunk.length)
+        if request.params.prompt_logprobs is not None:
             _add_prompt_rows(chunk, first_row, logit_rows, prompt_rows)
-        if chunk.sequence.request.pooling is not None:
+        if request.pooling is not None:
             _add_state_rows(chunk, first_row, state_rows, state_spans)
         if chunk.num_samples:
             _add_samples(chunk, first_row, logit_rows, samples, mask_of)
     return Batch(
-        token_ids=np.fromiter(token_ids, np.int32, plan.num_tokens),
-        positions=np.fromiter(positions, np.int32, plan.num_tokens),
-        chunk_starts=starts,
-        block_tables=_block_tables(chunks),
-        context_lengths=np.array([c.start + c.length for c in chunks], np.int32),
-        copies=np.array(plan.copies, np.int32).reshape(-1, 2),
-        logit_rows=np.array(logit_rows, np.int32),
+        token_ids=_ints(token_ids),
+        positions=_ints(positions),
+        chunk_starts=_ints(starts),
+        block_tables=_block_tables(plan.chunks),
+        context_lengths=_ints(contexts),
+        copies=np.array(plan.copies, np.int32) if plan.copies else _NO_COPIES,
+        logit_rows=_ints(logit_rows),
         samples=tuple(samples),
         prompt_rows=tuple(prompt_rows),
-        state_rows=np.array(state_rows, np.int32),
+        state_rows=_ints(state_rows),
         state_spans=tuple(state_spans),
     )
 
 
-def _block_tables(chunks: list[Chunk]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-    tables = [chunk.sequence.block_table for chunk in chunks]
-    widest = max(map(len, tables))
-    arrays = np.zeros((len(tables), widest), np.int32)
-    for row, table in enumerate(tables):
-        arrays[row, : len(table)] = table
-    return arrays
+def _ints(values: list[int]) -> Int32:
+    return np.array(values, np.int32) if values else _NONE
+
+
+def _block_tables(chunks: list[Chunk]) -> Int32:
+    widest = max([len(chunk.sequence.block_table) for chunk in chunks])
+    blocks: list[int] = []
+    for row, chunk in enumerate(chunks, 1):
+        blocks += chunk.sequence.block_table
+        blocks += [0] * (row * widest - len(blocks))
+    return np.array(blocks, np.int32).reshape(len(chunks), widest)
+
+
+# Most steps have none of these.
+_NONE, _NO_COPIES = np.zeros(0, np.int32), np.zeros((0, 2), np.int32)
+_NONE.flags.writeable = _NO_COPIES.flags.writeable = False
 
 
 def _add_samples(
@@ -81,18 +90,10 @@ def _add_samples(
     request = sequence.request
     history = tuple(sequence.token_ids) if request.params.needs_history else ()
     mask = mask_of(sequence)
-    samples.extend(
-        SampleRow(
-            logit_row=len(logit_rows),
-            request=request,
-            index=sequence.index + sample,
-            position=len(sequence.token_ids),
-            num_output=sequence.num_output_tokens,
-            history=history,
-            mask=mask,
-        )
-        for sample in range(chunk.num_samples)
-    )
+    position, num_output = len(sequence.token_ids), sequence.num_output_tokens
+    for index in range(sequence.index, sequence.index + chunk.num_samples):
+        row = len(logit_rows)
+        samples.append(SampleRow(row, request, index, position, num_output, history, mask))
     logit_rows.append(first_row + chunk.length - 1)
 
 

@@ -1,8 +1,8 @@
 """Runs a whole step of a program in one native call.
 
 Decides how a program becomes a tape of native operations: where each value lies, how each weight is
-packed. The operations are those of `program/ops.py`, under the same names in csrc/. Checks every
-array before its address crosses, since the library checks nothing.
+packed. The operations are those of `program/ops.py`, under the same names in csrc/. Checks what the
+tape points into before its address crosses; a step's arrays the library checks.
 
 Invariant: a row's result has the same bits in every batch, chunking, block size and thread count.
 """
@@ -14,12 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from octavo.errors import UnsupportedModelError
 from octavo.executors.arithmetic import SEGMENT
-from octavo.executors.executor import Batch, StepResult
+from octavo.executors.executor import Batch, Done, StepResult
 from octavo.executors.limits import BatchLimits
 from octavo.executors.native_sampling import NativeSampling
 from octavo.executors.packing import (
@@ -128,6 +127,9 @@ class CPUExecutor:
         self.fingerprint = " ".join(parts)
         self._clock = clock
         self._limits = BatchLimits(program, num_blocks, block_size, max_rows, max_positions)
+        self._native_limits = library.Limits(
+            self._limits.num_tokens, num_blocks, block_size, max_rows, max_positions
+        )
         self._seal = Seal(f"{self.fingerprint} {block_size}")
         group = self.program.kv_groups[0]
         block_bytes = bytes_per_token([group], kv_dtype) * block_size
@@ -153,21 +155,19 @@ class CPUExecutor:
 
     def submit(self, batch: Batch) -> Future[StepResult]:
         """Copy blocks, run the whole step, sample. Errors arrive through the future."""
-        future: Future[StepResult] = Future()
         try:
             started = self._clock()
-            self._limits.check(batch)
+            step = self._step(batch)
             draws = self._sampling.prepare(batch)
             self._copy_blocks(batch)
-            arrays, sizes = _arrays(batch, batch.logit_rows)
-            self._tape.sample(arrays, sizes, HEAD_ROWS, draws)
-            result = self._sampling.collect(batch, draws)
+            self._tape.sample(step, HEAD_ROWS, draws)
             states = self._final_states(batch)
             duration = self._clock() - started
-            future.set_result(replace(result, duration=duration, states=states))
+            return Done(self._sampling.collect(batch, draws, duration, states))
         except Exception as error:
-            future.set_exception(error)
-        return future
+            failed: Future[StepResult] = Future()
+            failed.set_exception(error)
+            return failed
 
     def time_operations(self, batch: Batch) -> list[float]:
         """Run the step an operation at a time and return the seconds of each, without the draw.
@@ -175,14 +175,13 @@ class CPUExecutor:
         They stand in the order of the program, whose `Split`s are no operations here. Raises
         `ValueError` for a step of more than `HEAD_ROWS` rows of logits.
         """
-        self._limits.check(batch)
+        step = self._step(batch)
         if len(batch.logit_rows) > HEAD_ROWS:
             raise ValueError(f"operations are timed with at most {HEAD_ROWS} rows of logits")
         self._copy_blocks(batch)
-        arrays, sizes = _arrays(batch, batch.logit_rows)
         moments = [self._clock()]
         for index in range(self._num_operations - 1):
-            self._tape.run(arrays, sizes, index, index + 1)
+            self._tape.run(step, index, index + 1)
             moments.append(self._clock())
         return np.diff(moments).tolist()
 
@@ -207,19 +206,45 @@ class CPUExecutor:
 
     def close(self) -> None:
         """Release threads, pool and weights; nothing may be submitted afterwards."""
-        for name in ("_tape", "_sampling", "_kept", "pages", "_logits", "_states"):
+        for name in (
+            "_tape",
+            "_native_limits",
+            "_sampling",
+            "_kept",
+            "pages",
+            "_logits",
+            "_states",
+        ):
             self.__dict__.pop(name, None)
 
     def _logit_tiles(self, batch: Batch) -> Iterator[tuple[int, Floats]]:
         """Run the step; give the logits of some rows at a time, and which comes first."""
-        self._limits.check(batch)
+        self._step(batch)  # all of it, before anything is written
         self._copy_blocks(batch)
-        self._run(batch, batch.logit_rows[:HEAD_ROWS], 0)
+        step = self._step(batch, batch.logit_rows[:HEAD_ROWS])
+        # Without the last operation, which draws from the logits.
+        end = self._num_operations - 1
+        self._tape.run(step, 0, end if len(batch.logit_rows) else self._select)
         for first in range(0, len(batch.logit_rows), HEAD_ROWS):
             rows = batch.logit_rows[first : first + HEAD_ROWS]
             if first:
-                self._run(batch, rows, self._select)
+                self._tape.run(self._step(batch, rows), self._select, end)
             yield first, self._logits[: len(rows)]
+
+    def _step(self, batch: Batch, logit_rows: NDArray[np.int32] | None = None) -> Any:
+        """Return the library's view of a batch, whose arrays it borrows; `ValueError` if unsound.
+
+        logit_rows: some of the batch's, or None for all.
+        """
+        step = self._native_limits.step(
+            batch.token_ids, batch.positions, batch.chunk_starts, batch.block_tables,
+            batch.context_lengths, batch.copies, batch.state_rows,
+            batch.logit_rows if logit_rows is None else logit_rows,
+        )  # fmt: skip
+        if step is None:
+            self._limits.check(batch)
+            raise AssertionError("the library refuses a batch that is within the limits")
+        return step
 
     def _copy_blocks(self, batch: Batch) -> None:
         for source, destination in batch.copies.tolist():
@@ -231,23 +256,8 @@ class CPUExecutor:
         if not len(rows):
             return None
         # The last two are the vocabulary's product and the draw, which nobody asks for here.
-        self._tape.run(*_arrays(batch, rows), self._select, self._num_operations - 2)
+        self._tape.run(self._step(batch, rows), self._select, self._num_operations - 2)
         return self._states[: len(rows)].copy()
-
-    def _run(self, batch: Batch, logit_rows: NDArray[np.int32], first: int) -> None:
-        # Without the last operation, which draws from the logits.
-        end = self._num_operations - 1 if len(logit_rows) else self._select
-        self._tape.run(*_arrays(batch, logit_rows), first, end)
-
-
-def _arrays(batch: Batch, logit_rows: NDArray[np.int32]) -> tuple[list[int], list[int]]:
-    """Return the addresses of a batch's arrays, and their sizes, as the library wants them."""
-    arrays = (
-        batch.token_ids, batch.positions, batch.chunk_starts, batch.block_tables,
-        batch.context_lengths, logit_rows,
-    )  # fmt: skip
-    sizes = [len(batch.token_ids), len(batch.chunk_starts) - 1, batch.block_tables.shape[1]]
-    return [array.ctypes.data for array in arrays], [*sizes, len(logit_rows)]
 
 
 def check_supported(program: Program) -> None:

@@ -114,6 +114,24 @@ class StepResult(msgspec.Struct, frozen=True):
     states: NDArray[np.float32] | None = None
 
 
+class Done(Future[StepResult]):
+    """A future that nobody waited for: it holds its result from the start, and takes no lock."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._known = result
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """Return the result."""
+        return self._known
+
+    def exception(self, timeout: float | None = None) -> None:
+        """Return None: there is a result."""
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+
 class Executor(Protocol):
     """Runs batches against a block pool of its own.
 

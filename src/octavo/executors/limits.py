@@ -6,6 +6,7 @@ Invariant: a batch that passes names only tokens, blocks, positions and rows tha
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -14,15 +15,24 @@ from octavo.program.ops import Embed
 from octavo.program.program import Program
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BatchLimits:
-    """What there is. max_rows, max_positions: most tokens of a step and of a sequence, or None."""
+    """What there is. max_rows, max_positions: most tokens of a step and of a sequence, or None.
+
+    The native library checks the same by itself (csrc/limits.cpp), and leaves the words to this.
+    """
 
     program: Program
     num_blocks: int
     block_size: int
     max_rows: int | None = None
     max_positions: int | None = None
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """The ids from 0 on that every table has."""
+        lookups = (op for op in self.program.operations if isinstance(op, Embed))
+        return min((op.vocab_size for op in lookups), default=self.program.vocab_size)
 
     def check(self, batch: Batch) -> None:
         """Raise `ValueError` for a batch that would make an executor read or write astray."""
@@ -31,11 +41,9 @@ class BatchLimits:
         most = rows if self.max_rows is None else self.max_rows
         if max(rows, len(batch.logit_rows), len(batch.state_rows)) > most:
             raise ValueError(f"a step has at most {most} rows, and as many of logits and of states")
-        lookups = (op for op in self.program.operations if isinstance(op, Embed))
-        num_tokens = min((op.vocab_size for op in lookups), default=self.program.vocab_size)
         held = batch.block_tables.shape[1] * self.block_size
         within = {
-            "token_ids": num_tokens,
+            "token_ids": self.num_tokens,
             "block_tables": self.num_blocks,
             "copies": self.num_blocks,
             "logit_rows": rows,

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from octavo.errors import OctavoError
 from octavo.executors.executor import Batch, PromptRow, SampleRow, StepResult, TokenLogprobs
 from octavo.executors.sampling import no_token_left, unusable
 from octavo.request import Request
@@ -40,23 +42,32 @@ class NativeSampling:
             )
         return draws
 
-    def collect(self, batch: Batch, draws: Any) -> StepResult:
-        """Return what the library drew."""
-        result = StepResult(
-            draws.token_ids(), _reports(draws.reports()), _reports(draws.known_reports())
-        )
-        for place, largest in _in_order(draws.failures(), batch.samples):
+    def collect(
+        self,
+        batch: Batch,
+        draws: Any,
+        duration: float = 0.0,
+        states: NDArray[np.float32] | None = None,
+    ) -> StepResult:
+        """Return what the library drew; the rest of the result is the caller's."""
+        token_ids, reports, failures = draws.drawn()
+        errors: dict[str, OctavoError] = {}
+        for place, largest in _in_order(failures, batch.samples):
             sample = batch.samples[place]
             name = sample.request.request_id
-            result.errors[name] = (
+            errors[name] = (
                 no_token_left(sample)
                 if largest is None
                 else unusable(name, sample.position, largest)
             )
-        for place, largest in _in_order(draws.known_failures(), batch.prompt_rows):
-            known = batch.prompt_rows[place]
-            result.errors[known.request_id] = unusable(known.request_id, known.position, largest)
-        return result
+        known: list[TokenLogprobs | None] = []
+        if batch.prompt_rows:
+            _, found, failures = draws.reported()
+            known = _reports(found)
+            for place, largest in _in_order(failures, batch.prompt_rows):
+                row = batch.prompt_rows[place]
+                errors[row.request_id] = unusable(row.request_id, row.position, largest)
+        return StepResult(token_ids, _reports(reports), known, errors, duration, states)
 
     def _add_samples(self, draws: Any, rows: tuple[SampleRow, ...]) -> None:
         before, self._asked = self._asked, {}

@@ -14,7 +14,7 @@ import numpy as np
 from octavo.core.scheduler import StepPlan
 from octavo.cost.steps import StepTimes
 from octavo.executors.batch import MaskOf
-from octavo.executors.executor import Batch, StepResult, TokenLogprobs
+from octavo.executors.executor import Batch, Done, StepResult, TokenLogprobs
 
 
 class VirtualClock:
@@ -61,21 +61,6 @@ def build_lengths(plan: StepPlan, mask_of: MaskOf) -> Batch:
 
 
 _NONE = np.empty(0, np.int32)
-
-
-class Done(Future[StepResult]):
-    """A future that nobody waited for: it holds its result from the start, and takes no lock."""
-
-    def __init__(self, result: StepResult) -> None:
-        self._known = result
-
-    def result(self, timeout: float | None = None) -> StepResult:
-        """Return the result."""
-        return self._known
-
-    def done(self) -> bool:
-        """Return True."""
-        return True
 
 
 class SimulatedExecutor:

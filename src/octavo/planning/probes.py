@@ -100,7 +100,7 @@ def product(library: Any, isa: str, threads: int, form: str, rows: int, num_byte
         op.matrices = [library.Matrix(panel.ctypes.data, width, width, form)]
         op.set_biases([0])
         tape.add(op)
-    run = _runner(tape, [(1, 1)] * rows, count, (panels, x, out))
+    run = _runner(library, tape, [(1, 1)] * rows, count, (panels, x, out))
     return Probe(run, count * size, 2.0 * count * rows * width * width)
 
 
@@ -119,19 +119,23 @@ def attention(library: Any, isa: str, threads: int) -> Probe:
     op.head_dim, op.scale = _HEAD_DIM, _HEAD_DIM**-0.5
     tape.add(op)
     seen = _PROMPT * (_PROMPT + 1) / 2
-    run = _runner(tape, [(_PROMPT, _PROMPT)], 1, (pages, q, out))
+    run = _runner(library, tape, [(_PROMPT, _PROMPT)], 1, (pages, q, out))
     return Probe(run, float(pages.nbytes), seen * _HEADS * (4 * _HEAD_DIM + 4))
 
 
 def _runner(
-    tape: Any, chunks: Iterable[tuple[int, int]], num_operations: int, kept: tuple[Any, ...]
+    library: Any,
+    tape: Any,
+    chunks: Iterable[tuple[int, int]],
+    num_operations: int,
+    kept: tuple[Any, ...],
 ) -> Callable[[], None]:
     """Return a function that runs a tape; kept: arrays that it points into."""
     arrays, sizes = _step(list(chunks))
-    addresses = [array.ctypes.data for array in arrays]
+    step = library.Step([array.ctypes.data for array in arrays], sizes)
 
     def run(_: Any = (kept, arrays)) -> None:
-        tape.run(addresses, sizes, 0, num_operations)
+        tape.run(step, 0, num_operations)
 
     return run
 
