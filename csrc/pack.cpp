@@ -42,17 +42,34 @@ int64_t int8_place(int i, int lane) {
     return CHANNEL_SCALES + int64_t(i / 4) * 64 + lane * 4 + ORDER[i % 4];
 }
 
-// The largest magnitude in a group; a NaN counts for nothing.
-float largest(const float* group) {
-    float tops[8] = {};  // side by side, so that vectors can
-    for (int k = 0; k < GROUP; k += 8)
-        for (int i = 0; i < 8; ++i) tops[i] = std::max(tops[i], std::fabs(group[k + i]));
-    return *std::max_element(tops, tops + 8);
+// Four numbers at a time, as the least of machines has them.
+typedef float Floats __attribute__((vector_size(16)));
+typedef int32_t Ints __attribute__((vector_size(16)));
+constexpr int FOUR = 4;
+
+Floats four(const float* from) {
+    Floats x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
 }
 
-// The nearest integer from -127 to 127, ties to even; adding 1.5 * 2^23 rounds as `lrintf` does, in vectors too.
-int rounded(float x) {
-    return int(bits_of(std::min(std::max(x, -127.f), 127.f) + 0x1.8p23f)) - int(bits_of(0x1.8p23f));
+// The largest magnitude in a group; a NaN counts for nothing.
+float largest(const float* group) {
+    Floats tops = {};
+    for (int k = 0; k < GROUP; k += FOUR) {
+        const Floats size = Floats(Ints(four(group + k)) & 0x7fffffff);
+        tops = tops < size ? size : tops;
+    }
+    float top = 0;
+    for (int i = 0; i < FOUR; ++i) top = std::max(top, tops[i]);
+    return top;
+}
+
+// The nearest integers from -127 to 127, ties to even: adding 1.5 * 2^23 rounds so.
+Ints rounded(Floats x) {
+    x = x < -127.f ? Floats{} - 127.f : x;
+    x = x > 127.f ? Floats{} + 127.f : x;
+    return Ints(x + 0x1.8p23f) - int32_t(bits_of(0x1.8p23f));
 }
 
 // A group of codes: weight = scale * code + minimum, turned round if need be so that the scale is not negative.
@@ -87,14 +104,20 @@ void pack_int8_group(const float* rows, int first, int num_rows, int inputs, uin
         const int row = first + r, lane = row % PANEL;
         const float* x = rows + int64_t(r) * inputs;
         for (int g = 0; g < groups_of(inputs); ++g) {
-            float group[GROUP] = {};
-            const int begin = g * GROUP;
-            std::memcpy(group, x + begin, sizeof(float) * std::min(GROUP, inputs - begin));
+            float filled[GROUP] = {};
+            const float* group = x + g * GROUP;
+            if (const int left = inputs - g * GROUP; left < GROUP)
+                group = static_cast<float*>(std::memcpy(filled, group, sizeof(float) * left));
             // Quantise with the scale as it will be read, not as it would have been.
             const uint16_t half = half_of(largest(group) / 127);
-            const float scale = float_of_half(half);
+            const float scale = float_of_half(half), divisor = scale > 0 ? scale : INFINITY;
+            int32_t steps[GROUP];
+            for (int k = 0; k < GROUP; k += FOUR) {
+                const Ints found = rounded(four(group + k) / divisor);
+                std::memcpy(steps + k, &found, sizeof found);
+            }
             uint8_t values[GROUP];
-            for (int k = 0; k < GROUP; ++k) values[k] = uint8_t(rounded(scale > 0 ? group[k] / scale : 0) + 128);
+            for (int k = 0; k < GROUP; ++k) values[k] = uint8_t(steps[k] + 128);
             uint8_t* block = block_of(panels, Format::int8_group, inputs, row, g);
             for (int k = 0; k < GROUP; k += 4) std::memcpy(block + k * 16 + lane * 4, values + k, 4);
             set_half(block + 512, lane, half);
@@ -132,7 +155,7 @@ void pack_int8(const float* rows, int first, int num_rows, int inputs, uint8_t* 
         const float scale = top / 127, inverse = top > 0 ? 127 / top : 0;
         set_scale(panel, lane, scale);
         for (int i = 0; i < inputs; ++i)
-            panel[int8_place(i, lane)] = uint8_t(rounded(x[i] * inverse));
+            panel[int8_place(i, lane)] = uint8_t(int8_t(std::lrintf(std::clamp(x[i] * inverse, -127.f, 127.f))));
     }
 }
 

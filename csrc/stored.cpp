@@ -36,23 +36,23 @@ uint16_t exact_half(float x) {
 struct F32 {
     static constexpr const char* NAME = "F32";
     static constexpr int ELEMENTS = 1, BYTES = 4;
-    static void floats(const uint8_t* block, float* out) { *out = read<float>(block); }
+    static void floats(const uint8_t* __restrict block, float* __restrict out) { *out = read<float>(block); }
 };
 
 struct F16 {
     static constexpr const char* NAME = "F16";
     static constexpr int ELEMENTS = 1, BYTES = 2;
-    static void floats(const uint8_t* block, float* out) { *out = half_at(block); }
+    static void floats(const uint8_t* __restrict block, float* __restrict out) { *out = half_at(block); }
 };
 
 struct BF16 {
     static constexpr const char* NAME = "BF16";
     static constexpr int ELEMENTS = 1, BYTES = 2;
-    static void floats(const uint8_t* block, float* out) { *out = float_of_bf16(read<uint16_t>(block)); }
+    static void floats(const uint8_t* __restrict block, float* __restrict out) { *out = float_of_bf16(read<uint16_t>(block)); }
 };
 
 // 32 nibbles in 16 bytes: the low ones come first.
-void spread(const uint8_t* packed, uint8_t* out) {
+void spread(const uint8_t* __restrict packed, uint8_t* __restrict out) {
     for (int i = 0; i < 16; ++i) out[i] = packed[i] & 15;
     for (int i = 0; i < 16; ++i) out[16 + i] = packed[i] >> 4;
 }
@@ -61,7 +61,7 @@ void spread(const uint8_t* packed, uint8_t* out) {
 struct Q4_0 {
     static constexpr const char* NAME = "Q4_0";
     static constexpr int ELEMENTS = 32, BYTES = 18;
-    static void floats(const uint8_t* block, float* out) {
+    static void floats(const uint8_t* __restrict block, float* __restrict out) {
         uint8_t nibbles[GROUP];
         spread(block + 2, nibbles);
         const float scale = half_at(block);
@@ -78,7 +78,7 @@ struct Q4_0 {
 struct Q4_1 {
     static constexpr const char* NAME = "Q4_1";
     static constexpr int ELEMENTS = 32, BYTES = 20;
-    static void floats(const uint8_t* block, float* out) {
+    static void floats(const uint8_t* __restrict block, float* __restrict out) {
         uint8_t nibbles[GROUP];
         spread(block + 4, nibbles);
         const float scale = half_at(block), minimum = half_at(block + 2);
@@ -92,7 +92,7 @@ struct Q4_1 {
 };
 
 // 32 values of 5 bits: the fifth bits in a word, then the low four as nibbles.
-void spread_five(const uint8_t* high, const uint8_t* low, uint8_t* out) {
+void spread_five(const uint8_t* __restrict high, const uint8_t* __restrict low, uint8_t* __restrict out) {
     spread(low, out);
     const uint32_t fifth = read<uint32_t>(high);
     for (int i = 0; i < GROUP; ++i) out[i] |= uint8_t((fifth >> i & 1) << 4);
@@ -101,7 +101,7 @@ void spread_five(const uint8_t* high, const uint8_t* low, uint8_t* out) {
 struct Q5_0 {
     static constexpr const char* NAME = "Q5_0";
     static constexpr int ELEMENTS = 32, BYTES = 22;
-    static void floats(const uint8_t* block, float* out) {
+    static void floats(const uint8_t* __restrict block, float* __restrict out) {
         uint8_t values[GROUP];
         spread_five(block + 2, block + 6, values);
         const float scale = half_at(block);
@@ -112,7 +112,7 @@ struct Q5_0 {
 struct Q5_1 {
     static constexpr const char* NAME = "Q5_1";
     static constexpr int ELEMENTS = 32, BYTES = 24;
-    static void floats(const uint8_t* block, float* out) {
+    static void floats(const uint8_t* __restrict block, float* __restrict out) {
         uint8_t values[GROUP];
         spread_five(block + 4, block + 8, values);
         const float scale = half_at(block), minimum = half_at(block + 2);
@@ -123,7 +123,7 @@ struct Q5_1 {
 struct Q8_0 {
     static constexpr const char* NAME = "Q8_0";
     static constexpr int ELEMENTS = 32, BYTES = 34;
-    static void floats(const uint8_t* block, float* out) {
+    static void floats(const uint8_t* __restrict block, float* __restrict out) {
         const float scale = half_at(block);
         for (int i = 0; i < GROUP; ++i) out[i] = float(int8_t(block[2 + i])) * scale;
     }
@@ -142,7 +142,7 @@ int minimum_of(const uint8_t* packed, int g) {
 struct Q4_K {
     static constexpr const char* NAME = "Q4_K";
     static constexpr int ELEMENTS = 256, BYTES = 144;
-    static void floats(const uint8_t* block, float* out) {
+    static void floats(const uint8_t* __restrict block, float* __restrict out) {
         const float d = half_at(block), dmin = half_at(block + 2);
         for (int g = 0; g < 8; ++g) {
             const float scale = d * float(scale_of(block + 4, g)), minimum = dmin * float(minimum_of(block + 4, g));
@@ -167,7 +167,7 @@ struct Q4_K {
 struct Q5_K {
     static constexpr const char* NAME = "Q5_K";
     static constexpr int ELEMENTS = 256, BYTES = 176;
-    static void floats(const uint8_t* block, float* out) {
+    static void floats(const uint8_t* __restrict block, float* __restrict out) {
         const float d = half_at(block), dmin = half_at(block + 2);
         for (int g = 0; g < 8; ++g) {
             const float scale = d * float(scale_of(block + 4, g)), minimum = dmin * float(minimum_of(block + 4, g));
@@ -185,7 +185,7 @@ struct Q5_K {
 struct Q6_K {
     static constexpr const char* NAME = "Q6_K";
     static constexpr int ELEMENTS = 256, BYTES = 210;
-    static void floats(const uint8_t* block, float* out) {
+    static void floats(const uint8_t* __restrict block, float* __restrict out) {
         const float d = half_at(block + 208);
         for (int r = 0; r < 8; ++r) {
             const uint8_t* low = block + r / 4 * 64 + r % 2 * 32;
