@@ -24,7 +24,6 @@ def available_memory(root: Path = Path("/")) -> int:
 
 def give_back_memory() -> None:
     """Return freed memory to the machine, where the C library would keep it (glibc)."""
-    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

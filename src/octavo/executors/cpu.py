@@ -89,7 +89,7 @@ class CPUExecutor:
     instruction_set: one of `library.instruction_sets()`; it decides the bits. num_threads: how many
     compute. max_rows: most tokens per step. max_positions: most positions of a sequence. scales: of
     packed integer weights. quantization: what matrices of floats become; `notes` says what that
-    cost.
+    cost. meanwhile: called while threads pack the weights.
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class CPUExecutor:
         scales: Scales = "group",
         quantization: Quantization | None = None,
         weights_digest: str = "",
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         check_supported(program)
         if block_size < 16 or block_size % 16 or SEGMENT % block_size:
@@ -143,6 +144,8 @@ class CPUExecutor:
             )
             for op in self.program.operations:
                 recorder.record(op, self._tape)
+            if meanwhile is not None:
+                meanwhile()
         self._sampling = NativeSampling(library, program.vocab_size)
         self._select = recorder.select
         self._num_operations = recorder.num_recorded

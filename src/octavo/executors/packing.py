@@ -31,7 +31,7 @@ Bytes = NDArray[np.uint8]
 PANEL = 16
 GROUP = 32
 _WEIGHTS_PER_SLICE = 1 << 19
-_MATRICES_AHEAD = 16  # whose stored bytes may be in memory at once
+_SLICES_AHEAD = 512  # whose stored bytes may be in memory at once
 FLOAT_TYPES = frozenset({"F32", "F16", "BF16"})
 # Stored as nibbles with a scale and a minimum for each group of 32.
 _CODE_TYPES = frozenset({"Q4_0", "Q4_1", "Q4_K"})
@@ -156,6 +156,7 @@ class Packer:
         self._threads = ThreadPoolExecutor(num_threads, "octavo-pack")
         self._memory = HugePages()
         self._pending: deque[_Pending] = deque()
+        self._num_slices = 0  # of those
 
     def add(
         self,
@@ -174,12 +175,14 @@ class Packer:
             self._threads.submit(job) for job in _slices(self._library, matrix, dtype, rows)
         ]
         self._pending.append(_Pending(matrix, slices, done))
-        while len(self._pending) > _MATRICES_AHEAD:
+        self._num_slices += len(slices)
+        while self._num_slices > _SLICES_AHEAD:
             self._finish_first()
         return matrix
 
     def _finish_first(self) -> None:
         matrix, slices, done = self._pending.popleft()
+        self._num_slices -= len(slices)
         for future in slices:
             future.result()
         done(matrix)
