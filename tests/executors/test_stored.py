@@ -148,8 +148,8 @@ def test_what_breaks_while_it_is_packed_is_raised_at_the_end():
 
 def test_an_error_of_the_caller_ends_the_threads_and_is_told_itself():
     rows = stored("BF16", (16, 64))
-    with pytest.raises(KeyError, match="mine"), Packer(library, 1) as packer:
-        packer.add(64, "BF16", rows, "bf16", print)
+    packer = Packer(library, 1)
+    with pytest.raises(KeyError, match="mine"), packer:
         raise KeyError("mine")
     with pytest.raises(RuntimeError, match="shutdown"):
         packer.add(64, "BF16", rows, "bf16", print)

@@ -29,7 +29,10 @@ def test_a_deferred_tokenizer_reads_its_metadata_again_at_the_first_text(name):
         reads.append(name)
         return metadata(name)
 
-    eager, deferred = TOKENIZERS[name], Tokenizer.from_gguf(metadata(name), encodes="rarely", reopen=reopen)
+    eager, deferred = (
+        TOKENIZERS[name],
+        Tokenizer.from_gguf(metadata(name), encodes="rarely", reopen=reopen),
+    )
     everything = range(eager.vocab_size)
     assert [*map(deferred.token_bytes, everything)] == [*map(eager.token_bytes, everything)]
     assert [*map(deferred.token_text, everything)] == [*map(eager.token_text, everything)]
@@ -45,9 +48,7 @@ def test_a_deferred_tokenizer_reads_its_metadata_again_at_the_first_text(name):
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_deferred_folder_is_read_again_at_the_first_text(name):
     folder = GOLDEN / "tiny" / name
-    eager, deferred = (
-        Tokenizer.from_directory(folder, encodes=when) for when in ("now", "rarely")
-    )
+    eager, deferred = (Tokenizer.from_directory(folder, encodes=when) for when in ("now", "rarely"))
     assert [*map(deferred.encode, TEXTS[:-1])] == [*map(eager.encode, TEXTS[:-1])]
 
 

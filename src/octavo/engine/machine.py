@@ -5,7 +5,6 @@ Invariant: an answer is never more than any of the limits that apply.
 """
 
 import ctypes
-import gc
 import os
 import platform
 from collections.abc import Iterator

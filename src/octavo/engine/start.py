@@ -70,15 +70,11 @@ def start_engine(config: EngineConfig, *, encodes: bool = True) -> StartedEngine
     kv_element = element_size(cache.kv_cache_dtype, program.kv_groups[0].head_dim)
     prepared = backend.prepared(program, weights, kv_element)
     digest = _weights_digest(files.source)
+    meanwhile = tokenizer.prepare if tokenizer is not None and encodes else None
     executor = backend.build(
-        config,
-        cache,
-        program,
-        weights,
-        weights_digest=digest,
-        clock=clock.monotonic,
-        meanwhile=tokenizer.prepare if tokenizer is not None and encodes else None,
-    )
+        config, cache, program, weights,
+        weights_digest=digest, clock=clock.monotonic, meanwhile=meanwhile,
+    )  # fmt: skip
     files.source.close()
     give_back_memory()
     intake = Intake(

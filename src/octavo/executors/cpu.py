@@ -329,9 +329,7 @@ class _Recorder:
         address = packed.panels.ctypes.data
         return self._library.Matrix(address, packed.outputs, packed.inputs, packed.format)
 
-    def _finish(
-        self, name: str, packed: PackedMatrix, dtype: str, rows: NDArray[np.uint8]
-    ) -> None:
+    def _finish(self, name: str, packed: PackedMatrix, dtype: str, rows: NDArray[np.uint8]) -> None:
         if dtype in FLOAT_TYPES and packed.format != "bf16":
             self._note_loss(name, packed, dtype, rows)
         self._weights.release(name)

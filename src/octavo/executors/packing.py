@@ -171,9 +171,7 @@ class Packer:
         done: called with it by this thread, here or at the end, once they are there.
         """
         matrix = _empty(self._library, len(rows), inputs, chosen, self._memory)
-        slices = [
-            self._threads.submit(job) for job in _slices(self._library, matrix, dtype, rows)
-        ]
+        slices = [self._threads.submit(job) for job in _slices(self._library, matrix, dtype, rows)]
         self._pending.append(_Pending(matrix, slices, done))
         self._num_slices += len(slices)
         while self._num_slices > _SLICES_AHEAD:
@@ -233,9 +231,7 @@ def _slices(
         yield partial(job, library, matrix, dtype, first, rows[first : first + step])
 
 
-def _pack_slice(
-    library: Any, matrix: PackedMatrix, dtype: str, first: int, rows: Bytes
-) -> None:
+def _pack_slice(library: Any, matrix: PackedMatrix, dtype: str, first: int, rows: Bytes) -> None:
     rows = np.ascontiguousarray(rows)
     library.pack_stored(
         dtype, matrix.format, rows.ctypes.data, first, len(rows), matrix.inputs,

@@ -188,7 +188,7 @@ def pairs_of(merges: object, added: Iterable[AddedToken]) -> Merges:
     guarded = {token.text for token in added if token.guarded}
     listed = merges if isinstance(merges, list) else [merges]
     # Half a million of them are no rarity: no match statement, no function per merge.
-    split = [merge.split(" ") if type(merge) is str else merge for merge in listed]
+    split: list[Any] = [merge.split(" ") if type(merge) is str else merge for merge in listed]
     for merge, pair in zip(listed, split, strict=True):
         if type(pair) is not list or len(pair) != 2 or not (pair[0] and pair[1]):
             raise damaged(f"a merge is {shorten(merge)}, not a pair of tokens")
