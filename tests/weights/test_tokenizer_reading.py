@@ -123,3 +123,19 @@ def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     assert Tokenizer.from_gguf(metadata(PLAIN), cache=blocked / "sub").encode("a")
+
+
+def test_a_tokenizer_that_encodes_soon_reads_nothing_again():
+    def reopen():
+        raise AssertionError
+
+    soon = Tokenizer.from_gguf(metadata("gpt-2"), encodes="soon", reopen=reopen)
+    soon.prepare()
+    soon.prepare()
+    assert soon.encode("some text") == GPT2.encode("some text")
+
+
+def test_damaged_merges_are_told_when_they_are_prepared():
+    soon = Tokenizer.from_gguf(metadata("gpt-2", merges=["no such"]), encodes="soon")
+    with pytest.raises(ModelFileError, match="damaged"):
+        soon.prepare()

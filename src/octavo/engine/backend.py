@@ -70,15 +70,14 @@ class Backend:
         *,
         weights_digest: str,
         clock: Callable[[], float],
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Executor:
         """Load the weights and take the memory of the pool.
 
         meanwhile: called once while other threads do that, if they can.
         """
         if self.instruction_set is None:
-            if meanwhile is not None:
-                meanwhile()
+            meanwhile()
             return ReferenceExecutor(
                 program,
                 weights,

@@ -70,7 +70,7 @@ def start_engine(config: EngineConfig, *, encodes: bool = True) -> StartedEngine
     kv_element = element_size(cache.kv_cache_dtype, program.kv_groups[0].head_dim)
     prepared = backend.prepared(program, weights, kv_element)
     digest = _weights_digest(files.source)
-    meanwhile = tokenizer.prepare if tokenizer is not None and encodes else None
+    meanwhile = tokenizer.prepare if tokenizer is not None and encodes else lambda: None
     executor = backend.build(
         config, cache, program, weights,
         weights_digest=digest, clock=clock.monotonic, meanwhile=meanwhile,

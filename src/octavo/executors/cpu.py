@@ -109,7 +109,7 @@ class CPUExecutor:
         scales: Scales = "group",
         quantization: Quantization | None = None,
         weights_digest: str = "",
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         check_supported(program)
         if block_size < 16 or block_size % 16 or SEGMENT % block_size:
@@ -144,8 +144,7 @@ class CPUExecutor:
             )
             for op in self.program.operations:
                 recorder.record(op, self._tape)
-            if meanwhile is not None:
-                meanwhile()
+            meanwhile()
         self._sampling = NativeSampling(library, program.vocab_size)
         self._select = recorder.select
         self._num_operations = recorder.num_recorded
