@@ -80,7 +80,7 @@ def test_exit_code(arguments: list[str], code: int) -> None:
     ("arguments", "code", "told"),
     [
         (["--no-such-flag"], 2, "no-such-flag"),
-        (["--port", "many"], 2, "many"),
+        (["--port", "many"], 2, "--port"),
         (["--block-size", "17"], 1, "block_size"),
         (["no-such-model"], 1, "Unknown model"),
         (["no/such/model"], 1, "There is no file or folder"),

@@ -8,6 +8,7 @@ Invariant: however a command ends, a process that was started here has ended.
 
 import gc
 import os
+import signal
 import sys
 
 from octavo.engine.launch import LaunchedChild, start_child
@@ -25,8 +26,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     arguments = sys.argv[1:] or ["--help"]
+    # A ^C waits until the process is known that has to be ended, which never gets one itself.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     launched = _launch(arguments)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         from octavo.cli.commands import run_line
 
         code = run_line(arguments, launched)
