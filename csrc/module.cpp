@@ -38,6 +38,12 @@ Format format_of(const std::string& name) {
     throw std::invalid_argument("no weight format " + name);
 }
 
+const StoredType& stored_of(const std::string& name) {
+    const StoredType* type = find_stored(name);
+    if (!type) throw std::invalid_argument("no stored type " + name);
+    return *type;
+}
+
 const Kernels& kernels_of(const std::string& name) {
     const Kernels* kernels = find_kernels(name);
     if (!kernels) throw std::invalid_argument("no instruction set " + name + " on this machine");
@@ -68,6 +74,16 @@ NB_MODULE(_octavo, m) {
     m.def("pack_int8_group", from_floats<pack_int8_group>);
     m.def("pack_int4", from_codes<pack_int4>);
     m.def("pack_int4_group", from_codes<pack_int4_group>);
+    m.def("pack_stored", [](const std::string& stored, const std::string& format, uint64_t rows, int first, int count,
+                            int inputs, uint64_t panels) {
+        const StoredType& type = stored_of(stored);
+        const Format chosen = format_of(format);
+        nb::gil_scoped_release release;
+        pack_stored(type, chosen, pointer<const uint8_t>(rows), first, count, inputs, pointer<uint8_t>(panels));
+    });
+    m.def("read_stored", [](const std::string& stored, uint64_t row, int inputs, uint64_t out) {
+        stored_of(stored).floats(pointer<const uint8_t>(row), inputs, pointer<float>(out));
+    });
     m.def("unpack_row", [](uint64_t panels, int outputs, int inputs, const std::string& format, int row, uint64_t out) {
         unpack_row(Matrix{pointer<const uint8_t>(panels), outputs, inputs, format_of(format)}, row, pointer<float>(out));
     });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "half.h"
 
@@ -41,6 +42,36 @@ int64_t int8_place(int i, int lane) {
     return CHANNEL_SCALES + int64_t(i / 4) * 64 + lane * 4 + ORDER[i % 4];
 }
 
+// Four numbers at a time, as the least of machines has them.
+typedef float Floats __attribute__((vector_size(16)));
+typedef int32_t Ints __attribute__((vector_size(16)));
+constexpr int FOUR = 4;
+
+Floats four(const float* from) {
+    Floats x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+// The largest magnitude in a group; a NaN counts for nothing.
+float largest(const float* group) {
+    Floats tops = {};
+    for (int k = 0; k < GROUP; k += FOUR) {
+        const Floats size = Floats(Ints(four(group + k)) & 0x7fffffff);
+        tops = tops < size ? size : tops;
+    }
+    float top = 0;
+    for (int i = 0; i < FOUR; ++i) top = std::max(top, tops[i]);
+    return top;
+}
+
+// The nearest integers from -127 to 127, ties to even: adding 1.5 * 2^23 rounds so.
+Ints rounded(Floats x) {
+    x = x < -127.f ? Floats{} - 127.f : x;
+    x = x > 127.f ? Floats{} + 127.f : x;
+    return Ints(x + 0x1.8p23f) - int32_t(bits_of(0x1.8p23f));
+}
+
 // A group of codes: weight = scale * code + minimum, turned round if need be so that the scale is not negative.
 struct Codes {
     float scale, minimum;
@@ -57,11 +88,14 @@ struct Codes {
 }  // namespace
 
 void pack_bf16(const float* rows, int first, int num_rows, int inputs, uint8_t* panels) {
+    const int pairs = (inputs + 1) / 2;
+    std::vector<uint16_t> values(2 * pairs);  // a last input without a neighbour gets a zero
     for (int r = 0; r < num_rows; ++r) {
         const int row = first + r, lane = row % PANEL;
-        auto* panel = reinterpret_cast<uint16_t*>(panels + (row / PANEL) * panel_bytes(Format::bf16, inputs));
-        for (int i = 0; i < inputs; ++i)
-            panel[(i / 2) * 32 + lane * 2 + i % 2] = bf16_of(rows[int64_t(r) * inputs + i]);
+        const float* x = rows + int64_t(r) * inputs;
+        for (int i = 0; i < inputs; ++i) values[i] = bf16_of(x[i]);
+        uint8_t* panel = panel_of(panels, Format::bf16, inputs, row) + 4 * lane;
+        for (int i = 0; i < pairs; ++i) std::memcpy(panel + int64_t(i) * 64, &values[2 * i], 4);
     }
 }
 
@@ -70,19 +104,22 @@ void pack_int8_group(const float* rows, int first, int num_rows, int inputs, uin
         const int row = first + r, lane = row % PANEL;
         const float* x = rows + int64_t(r) * inputs;
         for (int g = 0; g < groups_of(inputs); ++g) {
-            const int begin = g * GROUP, end = std::min(inputs, begin + GROUP);
-            float top = 0;
-            for (int i = begin; i < end; ++i) top = std::max(top, std::fabs(x[i]));
+            float filled[GROUP] = {};
+            const float* group = x + g * GROUP;
+            if (const int left = inputs - g * GROUP; left < GROUP)
+                group = static_cast<float*>(std::memcpy(filled, group, sizeof(float) * left));
             // Quantise with the scale as it will be read, not as it would have been.
-            const uint16_t half = half_of(top / 127);
-            const float scale = float_of_half(half);
-            uint8_t* block = block_of(panels, Format::int8_group, inputs, row, g);
-            for (int i = begin; i < begin + GROUP; ++i) {
-                const float exact = i < end && scale > 0 ? x[i] / scale : 0;
-                const int value = int(std::lrintf(std::clamp(exact, -127.f, 127.f)));
-                const int k = i - begin;
-                block[(k / 4) * 64 + lane * 4 + k % 4] = uint8_t(value + 128);
+            const uint16_t half = half_of(largest(group) / 127);
+            const float scale = float_of_half(half), divisor = scale > 0 ? scale : INFINITY;
+            int32_t steps[GROUP];
+            for (int k = 0; k < GROUP; k += FOUR) {
+                const Ints found = rounded(four(group + k) / divisor);
+                std::memcpy(steps + k, &found, sizeof found);
             }
+            uint8_t values[GROUP];
+            for (int k = 0; k < GROUP; ++k) values[k] = uint8_t(steps[k] + 128);
+            uint8_t* block = block_of(panels, Format::int8_group, inputs, row, g);
+            for (int k = 0; k < GROUP; k += 4) std::memcpy(block + k * 16 + lane * 4, values + k, 4);
             set_half(block + 512, lane, half);
         }
     }
@@ -96,9 +133,11 @@ void pack_int4_group(const uint8_t* nibbles, const uint16_t* scales, const uint1
         for (int g = 0; g < groups; ++g) {
             uint8_t* block = block_of(panels, Format::int4_group, inputs, row, g);
             const uint8_t* values = nibbles + (int64_t(r) * groups + g) * GROUP;
-            for (int k = 0; k < GROUP; ++k) {
-                uint8_t& byte = block[(k / 8) * 64 + lane * 4 + k % 4];
-                byte = k % 8 < 4 ? uint8_t((byte & 0xf0) | values[k]) : uint8_t((byte & 0x0f) | values[k] << 4);
+            for (int k = 0; k < GROUP; k += 8) {
+                uint32_t low, high;
+                std::memcpy(&low, values + k, 4), std::memcpy(&high, values + k + 4, 4);
+                low |= high << 4;
+                std::memcpy(block + k * 8 + lane * 4, &low, 4);
             }
             set_half(block + 256, lane, scales[int64_t(r) * groups + g]);
             set_half(block + 288, lane, minima[int64_t(r) * groups + g]);
@@ -150,6 +189,30 @@ void pack_int4(const uint8_t* nibbles, const uint16_t* scales, const uint16_t* m
             const int part = int(std::lrintf(std::clamp((offset - float(whole)) * 256, -128.f, 127.f)));
             block[288 + 2 * lane] = uint8_t(int8_t(whole)), block[289 + 2 * lane] = uint8_t(int8_t(part));
         }
+    }
+}
+
+void pack_stored(const StoredType& type, Format format, const uint8_t* rows, int first, int num_rows, int inputs,
+                 uint8_t* panels) {
+    const bool has_codes = format == Format::int4 || format == Format::int4_group;
+    const int64_t groups = groups_of(inputs), size = int64_t(PANEL) * inputs;
+    std::vector<float> floats(has_codes ? 0 : size);
+    std::vector<uint8_t> nibbles(has_codes ? PANEL * groups * GROUP : 0);
+    std::vector<uint16_t> scales(has_codes ? PANEL * groups : 0), minima(scales.size());
+    const auto pack_floats = format == Format::bf16 ? pack_bf16 : format == Format::int8 ? pack_int8 : pack_int8_group;
+    const auto pack_codes = format == Format::int4 ? pack_int4 : pack_int4_group;
+    for (int done = 0; done < num_rows; done += PANEL) {  // what a panel takes stays in the cache
+        const int count = std::min(PANEL, num_rows - done);
+        for (int r = 0; r < count; ++r, rows += type.row_bytes(inputs)) {
+            if (has_codes)
+                type.codes(rows, inputs, {&nibbles[r * groups * GROUP], &scales[r * groups], &minima[r * groups]});
+            else
+                type.floats(rows, inputs, &floats[int64_t(r) * inputs]);
+        }
+        if (has_codes)
+            pack_codes(nibbles.data(), scales.data(), minima.data(), first + done, count, inputs, panels);
+        else
+            pack_floats(floats.data(), first + done, count, inputs, panels);
     }
 }
 

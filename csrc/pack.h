@@ -17,6 +17,7 @@
 #pragma once
 
 #include "step.h"
+#include "stored.h"
 
 namespace octavo {
 
@@ -58,6 +59,9 @@ void pack_int4(const uint8_t* nibbles, const uint16_t* scales, const uint16_t* m
                int inputs, uint8_t* panels);
 void pack_int4_group(const uint8_t* nibbles, const uint16_t* scales, const uint16_t* minima, int first,
                int num_rows, int inputs, uint8_t* panels);
+// From rows as a file stores them. The layouts of 4 bits take types that have codes.
+void pack_stored(const StoredType& type, Format format, const uint8_t* rows, int first, int num_rows, int inputs,
+                 uint8_t* panels);
 // One row of a packed matrix as floats.
 void unpack_row(const Matrix& matrix, int row, float* out);
 

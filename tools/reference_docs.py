@@ -16,7 +16,7 @@ from typing import Any, get_origin
 import typer.main
 
 from octavo import errors
-from octavo.cli.main import app
+from octavo.cli.commands import app
 from octavo.config import EngineConfig, ServerConfig, choices_of
 from octavo.request import SamplingParams
 from octavo.server.metric_table import METRICS

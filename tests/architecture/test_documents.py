@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from octavo.cli.main import app
+from octavo.cli.commands import app
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))

@@ -68,3 +68,26 @@ def test_no_package_imports_another_ones_private_names() -> None:
                 names = [alias.name for alias in node.names if re.match("_[^_]", alias.name)]
                 private += [f"{file.relative_to(PACKAGE)}: {name}" for name in names]
     assert not private
+
+
+# What takes long to import and some starts have no use for: by module, what it must not bring.
+LIGHT_STARTS = {
+    # Before a server's engine is started: nothing but the standard library.
+    "octavo.cli.main": {"typer", "msgspec", "numpy", "pydantic", "fastapi", "asyncio"},
+    # Before the process that computes is tied to its parent.
+    "octavo.engine.child": {"msgspec", "numpy", "llguidance", "tokenizers"},
+    # What it then runs.
+    "octavo.engine.port": {
+        *("fastapi", "pydantic", "uvicorn", "asyncio", "typer", "jinja2", "prometheus_client"),
+        *("tokenizers", "gguf", "huggingface_hub", "octavo.server", "octavo.planning"),
+    },
+    "octavo.llm": {"fastapi", "pydantic", "uvicorn", "typer", "jinja2", "tokenizers", "gguf"},
+    "octavo.server.run": {"typer", "jinja2", "tokenizers", "gguf", "octavo.planning"},
+}
+
+
+@pytest.mark.parametrize("module", LIGHT_STARTS)
+def test_what_a_start_does_not_need_is_not_imported(module: str) -> None:
+    command = [sys.executable, "-c", f"import {module}, sys; print(*sys.modules)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert LIGHT_STARTS[module].isdisjoint(done.stdout.split())

@@ -173,11 +173,7 @@ def packed(dtype: str, rows: np.ndarray, scales: Scales = "group") -> PackedMatr
     """Pack stored rows."""
     kind = TensorType(dtype)
     inputs = rows.shape[1] * kind.block_elements // kind.block_bytes
-
-    def floats(some: np.ndarray) -> np.ndarray:
-        return dequantize(np.ascontiguousarray(some).reshape(-1), kind).reshape(len(some), inputs)
-
-    return pack(library, (len(rows), inputs), dtype, rows, floats, format_of(dtype, scales))
+    return pack(library, inputs, dtype, rows, format_of(dtype, scales))
 
 
 def unpacked(matrix: PackedMatrix) -> np.ndarray:

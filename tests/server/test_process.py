@@ -24,19 +24,12 @@ from tests.server.serving import (
     completion,
     is_alive,
     read_events,
+    wait_for,
 )
 
 PATH = "/v1/completions"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 LONG = completion(max_tokens=1000, stream=True)
-
-
-def wait_for(condition: Any, what: str) -> None:
-    """Poll another process, which cannot tell this one."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, what
-        threading.Event().wait(0.02)
 
 
 def is_ready(calls: Calls) -> bool:

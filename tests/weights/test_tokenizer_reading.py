@@ -29,7 +29,10 @@ def test_a_deferred_tokenizer_reads_its_metadata_again_at_the_first_text(name):
         reads.append(name)
         return metadata(name)
 
-    eager, deferred = TOKENIZERS[name], Tokenizer.from_gguf(metadata(name), reopen=reopen)
+    eager, deferred = (
+        TOKENIZERS[name],
+        Tokenizer.from_gguf(metadata(name), encodes="rarely", reopen=reopen),
+    )
     everything = range(eager.vocab_size)
     assert [*map(deferred.token_bytes, everything)] == [*map(eager.token_bytes, everything)]
     assert [*map(deferred.token_text, everything)] == [*map(eager.token_text, everything)]
@@ -45,13 +48,13 @@ def test_a_deferred_tokenizer_reads_its_metadata_again_at_the_first_text(name):
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_deferred_folder_is_read_again_at_the_first_text(name):
     folder = GOLDEN / "tiny" / name
-    eager, deferred = (Tokenizer.from_directory(folder, deferred=d) for d in (False, True))
+    eager, deferred = (Tokenizer.from_directory(folder, encodes=when) for when in ("now", "rarely"))
     assert [*map(deferred.encode, TEXTS[:-1])] == [*map(eager.encode, TEXTS[:-1])]
 
 
 def test_a_deferred_tokenizer_whose_file_was_damaged_since_says_so():
     reads = iter([metadata("gpt-2", merges=["no such"]), metadata("gpt-2")])
-    tokenizer = Tokenizer.from_gguf(metadata("gpt-2"), reopen=lambda: next(reads))
+    tokenizer = Tokenizer.from_gguf(metadata("gpt-2"), encodes="rarely", reopen=lambda: next(reads))
     with pytest.raises(ModelFileError, match="damaged"):
         tokenizer.encode("text")
     assert tokenizer.encode("text") == GPT2.encode("text")
@@ -60,7 +63,7 @@ def test_a_deferred_tokenizer_whose_file_was_damaged_since_says_so():
 def test_threads_that_encode_first_read_once():
     reads = []
     tokenizer = Tokenizer.from_gguf(
-        metadata("gpt-2"), reopen=lambda: reads.append(1) or metadata("gpt-2")
+        metadata("gpt-2"), encodes="rarely", reopen=lambda: reads.append(1) or metadata("gpt-2")
     )
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(tokenizer.encode, ["some text"] * 32))
@@ -120,3 +123,19 @@ def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     assert Tokenizer.from_gguf(metadata(PLAIN), cache=blocked / "sub").encode("a")
+
+
+def test_a_tokenizer_that_encodes_soon_reads_nothing_again():
+    def reopen():
+        raise AssertionError
+
+    soon = Tokenizer.from_gguf(metadata("gpt-2"), encodes="soon", reopen=reopen)
+    soon.prepare()
+    soon.prepare()
+    assert soon.encode("some text") == GPT2.encode("some text")
+
+
+def test_damaged_merges_are_told_when_they_are_prepared():
+    soon = Tokenizer.from_gguf(metadata("gpt-2", merges=["no such"]), encodes="soon")
+    with pytest.raises(ModelFileError, match="damaged"):
+        soon.prepare()

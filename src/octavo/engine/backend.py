@@ -70,9 +70,14 @@ class Backend:
         *,
         weights_digest: str,
         clock: Callable[[], float],
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Executor:
-        """Load the weights and take the memory of the pool."""
+        """Load the weights and take the memory of the pool.
+
+        meanwhile: called once while other threads do that, if they can.
+        """
         if self.instruction_set is None:
+            meanwhile()
             return ReferenceExecutor(
                 program,
                 weights,
@@ -98,6 +103,7 @@ class Backend:
             scales=self.scales,
             weights_digest=weights_digest,
             clock=clock,
+            meanwhile=meanwhile,
         )
 
 

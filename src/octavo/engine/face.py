@@ -16,7 +16,7 @@ from octavo.engine import clock
 from octavo.engine.intake import sampling_defaults
 from octavo.engine.load import ModelFiles, open_model
 from octavo.errors import ChatTemplateError, SettingError
-from octavo.weights.tokenizer import Tokenizer
+from octavo.weights.tokenizer import Encodes, Tokenizer
 
 if TYPE_CHECKING:
     from octavo.engine.chat import ChatTemplate
@@ -86,14 +86,14 @@ class ModelFace:
     sampling_defaults: Mapping[str, Any]
 
 
-def open_face(config: EngineConfig, *, deferred: bool = False) -> ModelFace:
+def open_face(config: EngineConfig, *, encodes: Encodes = "soon") -> ModelFace:
     """Open a model's files, fetching them if need be; raises like `open_model`.
 
-    deferred: the tokenizer reads what only encoding needs when it first encodes.
+    encodes: when the tokenizer builds what only encoding needs.
     """
     template = _read_template(config.chat_template)
     files = open_model(config.model)
-    tokenizer = _tokenizer(config, files, deferred)
+    tokenizer = _tokenizer(config, files, encodes)
     use_defaults = config.generation_config == "auto"
     return ModelFace(
         files=files,
@@ -103,11 +103,11 @@ def open_face(config: EngineConfig, *, deferred: bool = False) -> ModelFace:
     )
 
 
-def _tokenizer(config: EngineConfig, files: ModelFiles, deferred: bool) -> Tokenizer | None:
+def _tokenizer(config: EngineConfig, files: ModelFiles, encodes: Encodes) -> Tokenizer | None:
     if config.tokenizer is None:
-        return files.tokenizer(deferred)
+        return files.tokenizer(encodes)
     path = Path(config.tokenizer)
-    return Tokenizer.from_directory(path.parent if path.is_file() else path, deferred=deferred)
+    return Tokenizer.from_directory(path.parent if path.is_file() else path, encodes=encodes)
 
 
 def _read_template(name: str | None) -> str | None:

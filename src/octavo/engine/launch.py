@@ -1,7 +1,7 @@
 """Starting the process that computes.
 
-Decides how it gets its settings: as the first frame on a socket pair. Imports little, so that a
-server can start its engine first and import itself meanwhile.
+Decides how it gets its settings: as the first frame on a socket pair. Imports next to nothing, so
+that a server can start its engine before it knows its own settings, and import itself meanwhile.
 
 Invariant: a launched child belongs to one owner, who kills it; it never outlives this process.
 """
@@ -10,25 +10,36 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
-from octavo.config import EngineConfig
 from octavo.engine import clock
 from octavo.engine.frames import framed
 
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
 
-@dataclass(frozen=True, slots=True)
-class LaunchedChild:
-    """A process that starts its engine. connection: our end of the socket; nothing is read yet.
 
-    launched_at: seconds on the clock of `engine.clock`.
+class LaunchedChild(NamedTuple):
+    """A process that imports its engine, and starts it once it is configured.
+
+    connection: our end of the socket; nothing is read yet. launched_at: seconds on the clock of
+    `engine.clock`.
     """
 
-    process: subprocess.Popen[bytes]
+    process: "subprocess.Popen[bytes]"
     connection: socket.socket
     launched_at: float
+
+    def configure(self, config: "EngineConfig") -> None:
+        """Send the settings; one that has ended already is found out by who reads from it."""
+        from dataclasses import asdict
+
+        import msgspec
+
+        with suppress(BrokenPipeError):
+            self.connection.sendall(framed(msgspec.msgpack.encode(asdict(config))))
+        self.connection.setblocking(False)
 
     def kill(self) -> None:
         """End and reap it; does nothing if somebody has."""
@@ -37,8 +48,15 @@ class LaunchedChild:
         self.process.wait()
 
 
-def launch_child(config: EngineConfig) -> LaunchedChild:
+def launch_child(config: "EngineConfig") -> LaunchedChild:
     """Start a process with these settings. The calling thread must be one that lasts."""
+    child = start_child()
+    child.configure(config)
+    return child
+
+
+def start_child() -> LaunchedChild:
+    """Start a process that waits for its settings. The calling thread must be one that lasts."""
     ours, theirs = socket.socketpair()
     launched_at, number = clock.monotonic(), theirs.fileno()
     command = [sys.executable, "-m", "octavo.engine.child", str(number), str(os.getpid())]
@@ -46,6 +64,4 @@ def launch_child(config: EngineConfig) -> LaunchedChild:
         process = subprocess.Popen(
             command, pass_fds=[number], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
-    ours.sendall(framed(msgspec.msgpack.encode(asdict(config))))
-    ours.setblocking(False)
     return LaunchedChild(process, ours, launched_at)

@@ -23,7 +23,7 @@ from octavo.weights.fetch import cache_folder, resolve
 from octavo.weights.gguf import open_gguf
 from octavo.weights.safetensors import open_safetensors
 from octavo.weights.source import TensorSource
-from octavo.weights.tokenizer import Tokenizer
+from octavo.weights.tokenizer import Encodes, Tokenizer
 
 Json = dict[str, Any]
 
@@ -32,15 +32,14 @@ Json = dict[str, Any]
 class ModelFiles:
     """An opened model: its numbers and named tensors, nothing of them computed yet.
 
-    tokenizer: makes the model's own tokenizer, or returns None if it brings none. With true, what
-    only encoding needs is read when a text is first encoded.
+    tokenizer: makes the model's own tokenizer, or returns None if it brings none.
     """
 
     path: Path
     config: ModelConfig
     source: TensorSource
     generation_config: Json
-    tokenizer: Callable[[bool], Tokenizer | None]
+    tokenizer: Callable[[Encodes], Tokenizer | None]
 
 
 def read_config(reference: str) -> ModelConfig:
@@ -74,10 +73,11 @@ def _open_gguf(path: Path) -> ModelFiles:
         config=read_gguf_config(source.metadata, source),
         source=source,
         generation_config={},
-        tokenizer=lambda deferred: Tokenizer.from_gguf(
+        tokenizer=lambda encodes: Tokenizer.from_gguf(
             source.metadata,
             cache=cache_folder() / "tokenizers",
-            reopen=(lambda: open_gguf(path).metadata) if deferred else None,
+            encodes=encodes,
+            reopen=lambda: open_gguf(path).metadata,
         ),
     )
 
@@ -91,8 +91,8 @@ def _open_directory(path: Path) -> ModelFiles:
         config=config,
         source=open_safetensors(path),
         generation_config=_read_json(generation) if generation.exists() else {},
-        tokenizer=lambda deferred: (
-            Tokenizer.from_directory(path, deferred=deferred) if has_tokenizer else None
+        tokenizer=lambda encodes: (
+            Tokenizer.from_directory(path, encodes=encodes) if has_tokenizer else None
         ),
     )
 

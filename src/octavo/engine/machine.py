@@ -5,7 +5,6 @@ Invariant: an answer is never more than any of the limits that apply.
 """
 
 import ctypes
-import gc
 import os
 import platform
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ def available_memory(root: Path = Path("/")) -> int:
 
 def give_back_memory() -> None:
     """Return freed memory to the machine, where the C library would keep it (glibc)."""
-    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

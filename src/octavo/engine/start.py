@@ -4,7 +4,7 @@ Decides the order of starting: files, program, executor, cache, scheduler. It is
 knows all of them; nothing here runs twice.
 
 Invariant: whatever is wrong with model, settings or machine is raised before memory is taken for
-weights or cache.
+weights or cache, but for a damaged tokenizer's merges, which are read beside the weights.
 """
 
 import hashlib
@@ -54,9 +54,8 @@ def start_engine(config: EngineConfig, *, encodes: bool = True) -> StartedEngine
 
     encodes: False where prompts come as token ids, and hardly anything else as text.
     """
-    face = open_face(config, deferred=not encodes)
+    face = open_face(config, encodes="soon" if encodes else "rarely")
     files = face.files
-    give_back_memory()  # a vocabulary takes many times its size while it is read
     program = build_program(files.config)
     weights = WeightReader(files.config, program, files.source)
     tokenizer = face.tokenizer
@@ -71,9 +70,11 @@ def start_engine(config: EngineConfig, *, encodes: bool = True) -> StartedEngine
     kv_element = element_size(cache.kv_cache_dtype, program.kv_groups[0].head_dim)
     prepared = backend.prepared(program, weights, kv_element)
     digest = _weights_digest(files.source)
+    meanwhile = tokenizer.prepare if tokenizer is not None and encodes else lambda: None
     executor = backend.build(
-        config, cache, program, weights, weights_digest=digest, clock=clock.monotonic
-    )
+        config, cache, program, weights,
+        weights_digest=digest, clock=clock.monotonic, meanwhile=meanwhile,
+    )  # fmt: skip
     files.source.close()
     give_back_memory()
     intake = Intake(

@@ -10,7 +10,7 @@ Invariant: a row's result has the same bits in every batch, chunking, block size
 import platform
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,9 +26,10 @@ from octavo.executors.packing import (
     Format,
     HugePages,
     PackedMatrix,
+    Packer,
     Scales,
+    floats_of,
     formats_of,
-    pack,
 )
 from octavo.executors.pages import ELEMENT_BYTES, KVType, Seal, bytes_per_token
 from octavo.executors.quantization import Losses, Quantization
@@ -36,7 +37,6 @@ from octavo.executors.values import place_values
 from octavo.program import ops
 from octavo.program.fuse import fuse
 from octavo.program.program import Program
-from octavo.weights.quants import dequantize
 from octavo.weights.source import TensorType
 
 Floats = NDArray[np.float32]
@@ -88,7 +88,7 @@ class CPUExecutor:
     instruction_set: one of `library.instruction_sets()`; it decides the bits. num_threads: how many
     compute. max_rows: most tokens per step. max_positions: most positions of a sequence. scales: of
     packed integer weights. quantization: what matrices of floats become; `notes` says what that
-    cost.
+    cost. meanwhile: called while threads pack the weights.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class CPUExecutor:
         scales: Scales = "group",
         quantization: Quantization | None = None,
         weights_digest: str = "",
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         check_supported(program)
         if block_size < 16 or block_size % 16 or SEGMENT % block_size:
@@ -139,12 +140,13 @@ class CPUExecutor:
             group.head_dim, ELEMENT_BYTES[kv_dtype], max_rows, num_threads,
         )  # fmt: skip
         formats = formats_of(self.program, weights.dtype, scales, quantization)
-        with ThreadPoolExecutor(num_threads) as threads:
+        with Packer(library, num_threads) as packer:
             recorder = _Recorder(
-                library, self.program, weights, formats, max_rows, max_positions, threads
+                library, self.program, weights, formats, max_rows, max_positions, packer
             )
             for op in self.program.operations:
                 recorder.record(op, self._tape)
+            meanwhile()
         self._sampling = NativeSampling(library, program.vocab_size)
         self._select = sum(not isinstance(op, ops.Split) for op in self.program.body)
         self._num_operations = recorder.num_recorded
@@ -284,10 +286,10 @@ class _Recorder:
         formats: dict[str, Format],
         max_rows: int,
         max_positions: int,
-        threads: ThreadPoolExecutor,
+        packer: Packer,
     ) -> None:
         self._library = library
-        self._threads = threads
+        self._packer = packer
         self._weights = weights
         self._formats = formats
         self.losses = Losses()
@@ -295,7 +297,6 @@ class _Recorder:
         self.values = place_values(program, max_rows, min(max_rows, HEAD_ROWS))
         self.kept: list[Any] = list(self.values.values())
         self.num_recorded = 0
-        self._memory = HugePages()
         self._matrices: dict[str, PackedMatrix] = {}
         self._turns: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
 
@@ -323,33 +324,24 @@ class _Recorder:
         """Return a packed weight; a tied one is packed once."""
         packed = self._matrices.get(name)
         if packed is None:
-            weights, dtype = self._weights, TensorType(self._weights.dtype(name))
-            rows = weights.stored_rows(name)
+            dtype, rows = TensorType(self._weights.dtype(name)), self._weights.stored_rows(name)
             inputs = rows.shape[1] * dtype.block_elements // dtype.block_bytes
-
-            def floats(some: NDArray[np.uint8]) -> Floats:
-                flat = np.ascontiguousarray(some).reshape(-1)
-                return dequantize(flat, dtype).reshape(len(some), inputs)
-
-            shape = (len(rows), inputs)
-            packed = pack(
-                self._library, shape, dtype.value, rows, floats, self._formats[name], self._memory,
-                self._threads,
+            packed = self._packer.add(
+                inputs, dtype.value, rows, self._formats[name],
+                lambda matrix: self._finish(name, matrix, dtype.value, rows),
             )  # fmt: skip
-            if dtype.value in FLOAT_TYPES and packed.format != "bf16":
-                self._note_loss(name, packed, rows, floats)
             self._matrices[name] = packed
             self.kept.append(packed.panels)
-            weights.release(name)
         address = packed.panels.ctypes.data
         return self._library.Matrix(address, packed.outputs, packed.inputs, packed.format)
 
+    def _finish(self, name: str, packed: PackedMatrix, dtype: str, rows: NDArray[np.uint8]) -> None:
+        if dtype in FLOAT_TYPES and packed.format != "bf16":
+            self._note_loss(name, packed, dtype, rows)
+        self._weights.release(name)
+
     def _note_loss(
-        self,
-        name: str,
-        packed: PackedMatrix,
-        rows: NDArray[np.uint8],
-        floats: Callable[[NDArray[np.uint8]], Floats],
+        self, name: str, packed: PackedMatrix, dtype: str, rows: NDArray[np.uint8]
     ) -> None:
         """Compare some rows, from all over a matrix, with what they were packed from."""
         some = np.unique(np.linspace(0, packed.outputs - 1, _ROWS_COMPARED).astype(np.intp))
@@ -357,7 +349,7 @@ class _Recorder:
         shape = (packed.panels.ctypes.data, packed.outputs, packed.inputs, packed.format)
         for row, out in zip(some.tolist(), found, strict=True):
             self._library.unpack_row(*shape, row, out.ctypes.data)
-        self.losses.add(name, floats(rows[some]), found)
+        self.losses.add(name, floats_of(rows[some], dtype), found)
 
     # --- one method per kind of operation -------------------------------------------------------
 

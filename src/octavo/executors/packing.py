@@ -8,16 +8,21 @@ Invariant: a packed matrix is made once, from slices of rows, so temporaries sta
 """
 
 import mmap
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.executors.quantization import Quantization, split_floats, tables_of
 from octavo.program.program import Program
+from octavo.weights.quants import dequantize
+from octavo.weights.source import TensorType
 
 Format = Literal["bf16", "int8", "int4", "int8_group", "int4_group"]
 Scales = Literal["channel", "group"]
@@ -25,8 +30,11 @@ Bytes = NDArray[np.uint8]
 
 PANEL = 16
 GROUP = 32
-_ROWS_PER_SLICE = 512
+_WEIGHTS_PER_SLICE = 1 << 19
+_SLICES_AHEAD = 512  # whose stored bytes may be in memory at once
 FLOAT_TYPES = frozenset({"F32", "F16", "BF16"})
+# Stored as nibbles with a scale and a minimum for each group of 32.
+_CODE_TYPES = frozenset({"Q4_0", "Q4_1", "Q4_K"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,7 @@ def format_of(dtype: str, scales: Scales) -> Format:
     """Return the layout that a stored type becomes."""
     if dtype in FLOAT_TYPES:
         return "bf16"
-    return _integers(4 if dtype in _SPLITTERS else 8, scales)
+    return _integers(4 if dtype in _CODE_TYPES else 8, scales)
 
 
 def _integers(bits: int, scales: Scales) -> Format:
@@ -131,95 +139,116 @@ class HugePages:
         return region[first : first + size]
 
 
-def pack(
-    library: Any,
-    shape: tuple[int, int],
-    dtype: str,
-    raw: Bytes,
-    floats: Callable[[Bytes], Any],
-    chosen: Format,
-    memory: HugePages | None = None,
-    threads: Executor | None = None,
-) -> PackedMatrix:
+class _Pending(NamedTuple):
+    matrix: PackedMatrix
+    slices: list[Future[None]]
+    done: Callable[[PackedMatrix], None]
+
+
+class Packer:
+    """Packs the matrices of one model with threads of its own; a context manager.
+
+    Its end waits until all are packed, or with an error gives up those that were not begun.
+    """
+
+    def __init__(self, library: Any, num_threads: int) -> None:
+        self._library = library
+        self._threads = ThreadPoolExecutor(num_threads, "octavo-pack")
+        self._memory = HugePages()
+        self._pending: deque[_Pending] = deque()
+        self._num_slices = 0  # of those
+
+    def add(
+        self,
+        inputs: int,
+        dtype: str,
+        rows: Bytes,
+        chosen: Format,
+        done: Callable[[PackedMatrix], None],
+    ) -> PackedMatrix:
+        """Return a matrix whose numbers come until the end; arguments are those of `pack`.
+
+        done: called with it by this thread, here or at the end, once they are there.
+        """
+        matrix = _empty(self._library, len(rows), inputs, chosen, self._memory)
+        slices = [self._threads.submit(job) for job in _slices(self._library, matrix, dtype, rows)]
+        self._pending.append(_Pending(matrix, slices, done))
+        self._num_slices += len(slices)
+        while self._num_slices > _SLICES_AHEAD:
+            self._finish_first()
+        return matrix
+
+    def _finish_first(self) -> None:
+        matrix, slices, done = self._pending.popleft()
+        self._num_slices -= len(slices)
+        for future in slices:
+            future.result()
+        done(matrix)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            while kind is None and self._pending:
+                self._finish_first()
+        finally:
+            self._threads.shutdown(cancel_futures=True)
+
+
+def pack(library: Any, inputs: int, dtype: str, rows: Bytes, chosen: Format) -> PackedMatrix:
     """Pack a stored matrix.
 
-    raw: its bytes as (outputs, bytes per row). floats: from such rows to float32 (rows, inputs).
-    chosen: the layout; a 4-bit one for floats quantises them.
-    memory: where it shall lie; shared by the matrices of a model. threads: that pack slices of it.
+    rows: its bytes as (outputs, bytes per row). chosen: the layout; a 4-bit one for floats
+    quantises them.
     """
-    outputs, inputs = shape
-    function = getattr(library, f"pack_{chosen}")
-    num_panels = -(-outputs // PANEL)
-    size = num_panels * library.panel_bytes(chosen, inputs)
-    panels = memory.zeros(size) if memory else np.zeros(size, np.uint8)
-    address = panels.ctypes.data
-
-    def pack_slice(first: int) -> None:
-        rows = raw[first : first + _ROWS_PER_SLICE]
-        if chosen in ("int4", "int4_group"):
-            split = _SPLITTERS.get(dtype)
-            found = split(rows) if split else split_floats(floats(rows))
-            parts = [np.ascontiguousarray(part) for part in found]
-            at = [part.ctypes.data for part in parts]
-            function(*at, first, len(rows), inputs, address)
-        else:
-            values = np.ascontiguousarray(floats(rows), np.float32)
-            function(values.ctypes.data, first, len(rows), inputs, address)
-
-    # Slices are whole panels, so that no two write the same bytes.
-    each = threads.map if threads else map
-    for _ in each(pack_slice, range(0, outputs, _ROWS_PER_SLICE)):
-        pass
-    return PackedMatrix(panels, outputs, inputs, chosen)
+    matrix = _empty(library, len(rows), inputs, chosen, HugePages())
+    for job in _slices(library, matrix, dtype, rows):
+        job()
+    return matrix
 
 
-# --- 4-bit types, taken apart into (nibbles, scales, minima) of groups of 32 ----------------------
+def _empty(
+    library: Any, outputs: int, inputs: int, chosen: Format, memory: HugePages
+) -> PackedMatrix:
+    size = -(-outputs // PANEL) * library.panel_bytes(chosen, inputs)
+    return PackedMatrix(memory.zeros(size), outputs, inputs, chosen)
 
 
-def _nibbles(packed: Bytes) -> Bytes:
-    """(…, 16) bytes to (…, 32): the low nibbles are the first half of a group."""
-    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+def _slices(
+    library: Any, matrix: PackedMatrix, dtype: str, rows: Bytes
+) -> Iterator[Callable[[], None]]:
+    """Yield jobs that each pack some rows. They are whole panels: no two write the same bytes."""
+    step = max(1, _WEIGHTS_PER_SLICE // (matrix.inputs * PANEL)) * PANEL
+    are_quantised = dtype in FLOAT_TYPES and matrix.format in ("int4", "int4_group")
+    job = _quantise_slice if are_quantised else _pack_slice
+    for first in range(0, len(rows), step):
+        yield partial(job, library, matrix, dtype, first, rows[first : first + step])
 
 
-def _split_q4_0(rows: Bytes) -> tuple[Bytes, Any, Any]:
-    """A block is a scale and 32 nibbles; weight = scale * (nibble - 8)."""
-    blocks = rows.reshape(len(rows), -1, 18)
-    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
-    minima = (scales.astype(np.float32) * -8).astype(np.float16)
-    return _nibbles(blocks[..., 2:]), scales, minima
+def _pack_slice(library: Any, matrix: PackedMatrix, dtype: str, first: int, rows: Bytes) -> None:
+    rows = np.ascontiguousarray(rows)
+    library.pack_stored(
+        dtype, matrix.format, rows.ctypes.data, first, len(rows), matrix.inputs,
+        matrix.panels.ctypes.data,
+    )  # fmt: skip
 
 
-def _split_q4_1(rows: Bytes) -> tuple[Bytes, Any, Any]:
-    """A block is a scale, a minimum and 32 nibbles; weight = scale * nibble + minimum."""
-    blocks = rows.reshape(len(rows), -1, 20)
-    pair = np.ascontiguousarray(blocks[..., :4]).view(np.float16)
-    return _nibbles(blocks[..., 4:]), pair[..., 0], pair[..., 1]
+def _quantise_slice(
+    library: Any, matrix: PackedMatrix, dtype: str, first: int, rows: Bytes
+) -> None:
+    parts = [np.ascontiguousarray(part) for part in split_floats(floats_of(rows, dtype))]
+    function = getattr(library, f"pack_{matrix.format}")
+    at = [part.ctypes.data for part in parts]
+    function(*at, first, len(rows), matrix.inputs, matrix.panels.ctypes.data)
 
 
-def _split_q4_k(rows: Bytes) -> tuple[Bytes, Any, Any]:
-    """A block of 256 has two halves, eight 6-bit scales and minima, and 128 bytes of nibbles.
-
-    weight = d * scale * nibble - dmin * minimum; the products are rounded to halves. Format:
-    ggml's block_q4_K.
-    """
-    blocks = rows.reshape(len(rows), -1, 144)
-    pair = np.ascontiguousarray(blocks[..., :4]).view(np.float16).astype(np.float32)
-    packed = blocks[..., 4:16]
-    low, middle, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    scales = np.concatenate([low & 63, (high & 15) | ((low >> 6) << 4)], axis=-1)
-    minima = np.concatenate([middle & 63, (high >> 4) | ((middle >> 6) << 4)], axis=-1)
-    # 32 bytes hold two groups: one in the low nibbles, the next in the high ones.
-    values = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32)
-    nibbles = np.stack([values & 15, values >> 4], axis=-2)
-    return (
-        nibbles.reshape(len(rows), -1, GROUP),
-        (pair[..., :1] * scales).astype(np.float16).reshape(len(rows), -1),
-        (-pair[..., 1:] * minima).astype(np.float16).reshape(len(rows), -1),
-    )
-
-
-_SPLITTERS: dict[str, Callable[[Bytes], tuple[Bytes, Any, Any]]] = {
-    "Q4_0": _split_q4_0,
-    "Q4_1": _split_q4_1,
-    "Q4_K": _split_q4_k,
-}
+def floats_of(rows: Bytes, dtype: str) -> NDArray[np.float32]:
+    """Return stored rows as numbers, (rows, inputs)."""
+    flat = np.ascontiguousarray(rows).reshape(-1)
+    return dequantize(flat, TensorType(dtype)).reshape(len(rows), -1)

@@ -29,6 +29,9 @@ from octavo.server.service import Service
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 60  # longer than clients keep idle connections, so that none meets its end
 LOADING_SECONDS = 3.0  # a start that takes longer says what it is doing
+SETTLING_SECONDS = (
+    0.5  # the first requests often come at once, and no thread should be in their way
+)
 Tell = Callable[[str], None]
 
 
@@ -123,25 +126,38 @@ class _Serving:
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         patience = loop.call_later(LOADING_SECONDS, self._tell_loading)
+        # Beside the engine's load, so that neither the first text waits for it nor damage shows late.
+        encoding = asyncio.create_task(asyncio.to_thread(self._prepare_encoding))
         try:
-            await asyncio.gather(self._client.start(), asyncio.to_thread(self._prepare))
+            await self._client.start()
+            await encoding
         finally:
             patience.cancel()
         give_back_memory()
-        gc.freeze()  # what lives as long as the server need not be looked at again
         for reason in self._client.reasons:
             self._tell(reason)
         names = ", ".join(self._service.model_names)
         self._tell(f"Ready: {names} at {self._address()}/v1, its pages at {self._address()}/docs")
+        await asyncio.sleep(SETTLING_SECONDS)
+        await asyncio.to_thread(self._prepare)
+        gc.freeze()  # what lives as long as the server need not be looked at again
+
+    def _prepare_encoding(self) -> None:
+        """Build what turns text into tokens; a ModelFileError if the tokenizer is damaged."""
+        if self._client.face.tokenizer is not None:
+            self._client.face.tokenizer.prepare()
 
     def _prepare(self) -> None:
-        """Make what takes so long that no request should wait for it."""
-        app, chat = self._uvicorn.config.app, self._client.face.chat
+        """Make what takes so long that no later request should wait for it.
+
+        A request that comes before makes what it needs itself.
+        """
+        app, face = self._uvicorn.config.app, self._client.face
         assert isinstance(app, FastAPI)
         app.openapi()
         for with_tools in (False, True):
             with contextlib.suppress(OctavoError):  # it is told to who wants to chat
-                chat.source(with_tools=with_tools)
+                face.chat.source(with_tools=with_tools)
 
     def _tell_loading(self) -> None:
         why = self._client.status.reason

@@ -123,6 +123,7 @@ class LazyArray:
     kind: ValueType
     count: int
     begin: int
+    end: int
 
     def decode(self) -> Elements:
         """Return the elements as a list of plain Python values."""
@@ -139,12 +140,12 @@ class LazyArray:
     def _strings(self) -> list[str]:
         length_at = struct.Struct("<Q").unpack_from
         strings = []
-        position = self.begin
+        content, position = self.buffer[self.begin : self.end], 0
         for index in range(self.count):
             begin = position + 8
-            position = begin + length_at(self.buffer, position)[0]
+            position = begin + length_at(content, position)[0]
             try:
-                strings.append(self.buffer[begin:position].decode())
+                strings.append(content[begin:position].decode())
             except UnicodeDecodeError:
                 raise _damaged(
                     self.path, f"string {index:,} of {shorten(self.key)} is not valid UTF-8"
@@ -272,7 +273,7 @@ def _locate_array(cursor: Cursor, key: str) -> LazyArray:
         _skip_strings(cursor, count, what)
     else:
         cursor.skip(count * size, what)
-    return LazyArray(cursor.path, cursor.buffer, key, kind, count, begin)
+    return LazyArray(cursor.path, cursor.buffer, key, kind, count, begin, cursor.position)
 
 
 def _skip_strings(cursor: Cursor, count: int, what: str) -> None:

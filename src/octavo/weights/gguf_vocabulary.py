@@ -166,10 +166,12 @@ def _flag(metadata: Mapping[str, object], name: str, default: bool) -> bool:
 
 def _gguf_templates(metadata: Mapping[str, object]) -> dict[str, str]:
     prefix = "tokenizer.chat_template"
+    # By key first: to ask for an array decodes it.
+    named = (key for key in metadata if key == prefix or key.startswith(prefix + "."))
     return {
         key.removeprefix(prefix).removeprefix(".") or "default": value
-        for key, value in metadata.items()
-        if (key == prefix or key.startswith(prefix + ".")) and isinstance(value, str)
+        for key in named
+        if isinstance(value := metadata[key], str)
     }
 
 

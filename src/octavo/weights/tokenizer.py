@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -34,6 +35,9 @@ from octavo.weights.vocabulary import (
 )
 
 Reread = Callable[[], Vocabulary]
+# When what only encoding needs is built: at once; at the first text or `prepare`, from what is kept
+# in memory until then; or then, from files that are read again.
+Encodes = Literal["now", "soon", "rarely"]
 # Tokens whose bytes are kept, about 200 bytes each: most of a text is made of few tokens.
 _NUM_KEPT = 8192
 
@@ -93,17 +97,16 @@ class Tokenizer:
         self._encoder = Encoder(vocabulary) if reread is None else None
 
     @staticmethod
-    def from_directory(path: Path, *, deferred: bool = False) -> Tokenizer:
+    def from_directory(path: Path, *, encodes: Encodes = "now") -> Tokenizer:
         """Read `tokenizer.json` and the small files beside it.
 
-        With `deferred` the files are read again when a text is first encoded: most of a tokenizer's
-        memory is what only encoding needs. Merges are checked no sooner.
+        Most of a tokenizer's memory, and of the time to build it, is what only encoding needs.
+        `encodes` says when that is built. Merges are checked no sooner.
         Raises ModelNotFoundError without a tokenizer.json, ModelFileError for a damaged one, and
         UnsupportedModelError for any other model than BPE.
         """
         with _refusing_damage(str(path)):
-            vocabulary = read_folder(path)
-            return Tokenizer(vocabulary, partial(read_folder, path) if deferred else None)
+            return _made(read_folder(path), encodes, partial(read_folder, path))
 
     @staticmethod
     def from_gguf(
@@ -111,18 +114,20 @@ class Tokenizer:
         *,
         pre: str | None = None,
         cache: Path | None = None,
+        encodes: Encodes = "now",
         reopen: Callable[[], Mapping[str, object]] | None = None,
     ) -> Tokenizer:
         """Rebuild the tokenizer that a GGUF file's metadata describes.
 
         `pre` overrides `tokenizer.ggml.pre`. `cache` is a folder that keeps the merges derived from
         a SentencePiece vocabulary (about a second for 262,000 pieces); a damaged entry is rebuilt.
-        `reopen` defers as in `from_directory`; it returns the metadata again.
+        `encodes` is as in `from_directory`; for "rarely", `reopen` returns the metadata again.
         Raises ModelFileError for damaged metadata, UnsupportedModelError for an unknown kind.
         """
-        reread = None if reopen is None else lambda: read_metadata(reopen(), pre, cache)
+        again = reopen or (lambda: metadata)
         with _refusing_damage("the GGUF file"):
-            return Tokenizer(read_metadata(metadata, pre, cache), reread)
+            vocabulary = read_metadata(metadata, pre, cache)
+            return _made(vocabulary, encodes, lambda: read_metadata(again(), pre, cache))
 
     def encode(
         self, text: str, *, add_bos: bool = True, parse_special: bool = False, mark: str = ""
@@ -144,12 +149,18 @@ class Tokenizer:
             ids.insert(0, self.bos_id)
         return ids
 
+    def prepare(self) -> None:
+        """Build what encoding needs, if nothing has yet; raises like the constructors."""
+        if self._encoder is None:
+            self._build_encoder()
+
     def _build_encoder(self) -> Encoder:
         with self._lock:
             if self._encoder is None:
                 assert self._reread is not None
                 with _refusing_damage("the model"):
                     self._encoder = Encoder(self._reread())
+                self._reread = None
             return self._encoder
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -233,6 +244,12 @@ def _refusing_damage(source: str) -> Iterator[None]:
         if type(error) is Exception:  # the library raises bare exceptions for a wrong vocabulary
             raise damaged(f"{source}: {one_line(error)}") from None
         raise
+
+
+def _made(vocabulary: Vocabulary, encodes: Encodes, reread: Reread) -> Tokenizer:
+    if encodes == "now":
+        return Tokenizer(vocabulary)
+    return Tokenizer(vocabulary, reread if encodes == "rarely" else lambda: vocabulary)
 
 
 def _adds_prefix_space(vocabulary: Vocabulary) -> bool:

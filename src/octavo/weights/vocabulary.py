@@ -186,15 +186,19 @@ def _hub_added_tokens(entries: object, ends: Sequence[str]) -> list[AddedToken]:
 def pairs_of(merges: object, added: Iterable[AddedToken]) -> Merges:
     """Return the merges, written as "left right" or [left, right], that make no guarded token."""
     guarded = {token.text for token in added if token.guarded}
-    pairs: Merges = []
-    for merge in merges if isinstance(merges, list) else [merges]:
-        match merge.split(" ") if isinstance(merge, str) else merge:
-            case [str(left), str(right)] if left and right:
-                if not (left + right in guarded or left in guarded or right in guarded):
-                    pairs.append((left, right))
-            case _:
-                raise damaged(f"a merge is {shorten(merge)}, not a pair of tokens")
-    return pairs
+    listed = merges if isinstance(merges, list) else [merges]
+    # Half a million of them are no rarity: no match statement, no function per merge.
+    split: list[Any] = [merge.split(" ") if type(merge) is str else merge for merge in listed]
+    for merge, pair in zip(listed, split, strict=True):
+        if type(pair) is not list or len(pair) != 2 or not (pair[0] and pair[1]):
+            raise damaged(f"a merge is {shorten(merge)}, not a pair of tokens")
+        if type(pair[0]) is not str or type(pair[1]) is not str:
+            raise damaged(f"a merge is {shorten(merge)}, not a pair of tokens")
+    return [
+        (left, right)
+        for left, right in split
+        if not (left + right in guarded or left in guarded or right in guarded)
+    ]
 
 
 def _post_adds(tree: Json, text: str | None) -> bool:
