@@ -1,5 +1,6 @@
 """Octavo: its engine in a worker's process, and its server where there is one."""
 
+import compileall
 import json
 import subprocess
 import sys
@@ -28,7 +29,10 @@ class Octavo:
         self._settings = settings
 
     def install(self) -> None:
-        """Octavo is what this Python imports."""
+        """Octavo is what this Python imports; compiled, as pip leaves what it installs."""
+        import octavo
+
+        compileall.compile_dir(Path(octavo.__file__).parent, quiet=1)
 
     def versions(self) -> dict[str, Any]:
         """Return its version."""
@@ -53,7 +57,8 @@ class OctavoServer(Octavo):
     title = "Octavo"
 
     def install(self) -> None:
-        """Raise UnavailableError if this Octavo has no server."""
+        """As in process. Raises UnavailableError if this Octavo has no server."""
+        super().install()
         asked = subprocess.run([_octavo(), "serve", "--help"], capture_output=True, check=False)
         if asked.returncode:
             raise UnavailableError("this Octavo has no `octavo serve`")
