@@ -1,5 +1,6 @@
 """`octavo program`: the table, from the configuration alone."""
 
+import json
 import math
 import re
 import shutil
@@ -57,8 +58,11 @@ def test_plain_shows_the_operations_before_they_are_fused(
 
 
 def test_layers_that_are_equal_are_shown_once(octavo: Octavo, config_alone: Path) -> None:
+    config = json.loads((config_alone / "config.json").read_text())
+    (config_alone / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 5}))
     table = octavo("program", str(config_alone), "--plain").out.partition("\n\n")[0]
-    assert re.findall(r"^\d\S*", table, re.MULTILINE) == ["0", "1-2"]
+    # The first begins with the embedding, and in the last rows without logits end.
+    assert re.findall(r"^\d\S*", table, re.MULTILINE) == ["0", "1-3", "4"]
 
 
 def test_weights_are_not_read(octavo: Octavo, config_alone: Path) -> None:

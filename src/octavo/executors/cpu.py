@@ -111,13 +111,7 @@ class CPUExecutor:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         check_supported(program)
-        if block_size < 16 or block_size % 16 or SEGMENT % block_size:
-            raise ValueError(f"block_size must divide {SEGMENT} in steps of 16, not {block_size}")
-        if kv_dtype not in ELEMENT_BYTES or min(num_threads, max_rows, max_positions) < 1:
-            raise ValueError(
-                f"impossible: kv_dtype {kv_dtype}, {num_threads} threads, {max_rows} rows, "
-                f"{max_positions} positions"
-            )
+        _check_sizes(block_size, kv_dtype, num_threads, max_rows, max_positions)
         self.name = f"cpu ({instruction_set}, {num_threads} thread{'s'[: num_threads > 1]})"
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -260,6 +254,18 @@ class CPUExecutor:
         # The last two are the vocabulary's product and the draw, which nobody asks for here.
         self._tape.run(self._step(batch, rows), self._select, self._num_operations - 2)
         return self._states[: len(rows)].copy()
+
+
+def _check_sizes(
+    block_size: int, kv_dtype: KVType, num_threads: int, max_rows: int, max_positions: int
+) -> None:
+    if block_size < 16 or block_size % 16 or SEGMENT % block_size:
+        raise ValueError(f"block_size must divide {SEGMENT} in steps of 16, not {block_size}")
+    if kv_dtype not in ELEMENT_BYTES or min(num_threads, max_rows, max_positions) < 1:
+        raise ValueError(
+            f"impossible: kv_dtype {kv_dtype}, {num_threads} threads, {max_rows} rows, "
+            f"{max_positions} positions"
+        )
 
 
 def check_supported(program: Program) -> None:
