@@ -4,8 +4,8 @@
 // [dim / 16][position / g][16 dims][g positions]: g is 2 for floats and 4 for int8.
 // Positions are cut into segments of 256 at absolute multiples. Each starts from fresh softmax state
 // and is merged left to right; a row that sees nothing of one keeps its state bit for bit. Row i of a
-// tile is head i % group of row i / group. Limit: a decoded row, memory (measured on Zen 5, two threads, 64
-// rows: 59 GB/s, more than doctor finds); a prompt, the vector ports (AVX-512: 160 of 269 Gflop/s a thread).
+// tile is head i % group of row i / group. Limit: a decoded row, memory (measured on Zen 5, 64 rows: 25 GB/s one
+// thread, 43 two, of 46 and 47 to 54); a prompt, the vector ports (AVX-512: 160 of 269 Gflop/s a thread).
 
 #pragma once
 

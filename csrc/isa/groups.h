@@ -1,14 +1,16 @@
 // Products with scales per group: out[row][16 panel + lane] = sum over groups of 32 inputs, in order, of
 //     fma(dot * weight scale, activation scale, .), and with a minimum fma(minimum, scaled sum of activations, .)
 //
-// A group's dot product is of whole numbers, exact however it is computed. Tiles are R rows x one panel. With
-// registers for 8 lanes both halves of a panel meet each activation that is loaded, and from five rows on panels
-// are unpacked, 8 groups at a time, for a block of 128 rows.
+// A group's dot product is of whole numbers, exact however it is computed. Tiles are R rows x P panels: one panel
+// for few rows, three from 17 rows on where registers have 16 lanes. With registers for 8 lanes both halves of a
+// panel meet each activation that is loaded, and from five rows on panels are unpacked, 8 groups at a time, for a
+// block of 128 rows.
 // Limits: one row, memory; many, the vector ports. AVX2, per 32 products: with 4 bits 2 operations and an eighth of
 // 5 on floats, so four ports give 48 products a cycle; with 8 bits 4 operations and as much, 29 a cycle.
 // Measured (EPYC of Zen 3, 64 rows, 4 bits, both threads of a core): 149 G products/s where 95 were reached with
-// sums in memory. AVX-512: eleven operations of a group and row share two ports, 745 Gflop/s on a Zen 5; measured 650
-// (64 rows, 4 bits, one thread). AMX: see amx.cpp.
+// sums in memory. AVX-512, on a Zen 5 with 4 and 8 bits: eleven or ten operations of a group and row share two ports, 789
+// and 868 Gflop/s a core; a tile of one panel also loads 94 or 96 times for 88 or 80 of them, of which two a cycle.
+// Measured (512 rows, one thread): 640 to 710, and 690 to 770. AMX: see amx.cpp.
 
 #pragma once
 
@@ -253,7 +255,7 @@ void group_tile(const Matrix& m, const Activations& rows, int row, int count, in
     Part acc[R][P * PARTS] = {};
     int64_t at = rows.tile(row, 0);
     for (int g = 0; g < rows.groups; ++g, block += block_size(format), at += 16) {
-        if (row % BLOCK_ROWS == 0) {
+        if (row % BLOCK_ROWS == 0) {  // the block's first rows fetch weights for all
             UNROLL for (int p = 0; p < P; ++p) prefetch(block + p * bytes + AHEAD / P, block_size(format));
         }
         if (P > 1) prefetch(rows.values + (at + 2 * 16) * GROUP, R * GROUP);
