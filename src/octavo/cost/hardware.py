@@ -119,7 +119,7 @@ class Machine:
         return self.rate(form) * efficiency.products / (self.bandwidth * efficiency.memory)
 
 
-# Rows of the tiles of csrc/isa/products.h and amx.cpp; from 17 rows on, two of AVX-512's take eight.
+# Rows of the tiles of csrc/isa/products.h and amx.cpp; from 17 rows on, AVX-512's take four.
 _TILES: Mapping[str, tuple[int, ...]] = {
     "amx": (16,),
     "avx512_bf16": (1, 4, 8),
