@@ -126,7 +126,7 @@ class _Serving:
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         patience = loop.call_later(LOADING_SECONDS, self._tell_loading)
-        # Beside the engine's load, so that neither the first text waits for it nor damage shows late.
+        # Beside the engine's load: no first text waits for it, and damage shows before it is ready.
         encoding = asyncio.create_task(asyncio.to_thread(self._prepare_encoding))
         try:
             await self._client.start()
