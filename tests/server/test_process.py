@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -131,6 +133,20 @@ def test_sigterm_ends_a_server_whose_log_nobody_reads_any_more() -> None:
             assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
+
+
+def test_a_tokenizer_with_damaged_merges_ends_the_server_before_it_is_ready(tmp_path: Path) -> None:
+    shutil.copytree(TINY / "llama", tmp_path, dirs_exist_ok=True)
+    text = json.loads((tmp_path / "tokenizer.json").read_text())
+    text["model"]["merges"] = [["nobody's", "token"]]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(text))
+    command = [sys.executable, "-c", "from octavo.cli.main import main; main()", "serve"]
+    done = subprocess.run(
+        [*command, str(tmp_path), "--port", "0"], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 1
+    assert "Ready" not in done.stderr
+    assert "damaged" in done.stderr
 
 
 def test_sigterm_of_the_whole_group_still_drains() -> None:
