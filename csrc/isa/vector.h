@@ -54,11 +54,13 @@ INLINE void forget_loads() {
     if (PARTS > 1) asm volatile("" ::: "memory");
 }
 
-// A sum so far. Else the compiler turns a chain of additions of integers into a tree, for which registers are
-// too few.
+// A sum so far, or what several products share. Else the compiler turns a chain of additions of integers into a
+// tree, for which registers are too few, and loads what is shared anew for each product.
 template <class T>
 INLINE T in_register(T value) {
-#if defined(__AVX512F__)
+#if defined(OCTAVO_EMULATED)
+    // Emulated vectors fit into none.
+#elif defined(__AVX512F__)
     asm("" : "+v"(value));
 #elif defined(__AVX2__)
     asm("" : "+x"(value));
