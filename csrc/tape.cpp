@@ -40,11 +40,6 @@ bool is_by_row(const Operation& op) {
     return op.kind != Kind::linear && op.kind != Kind::attention && op.kind != Kind::sample;
 }
 
-template <class T>
-void at_least(Lines<T>& lines, size_t size) {
-    lines.resize(std::max(lines.size(), size));
-}
-
 }  // namespace
 
 Tape::Tape(const Kernels& kernels, Pages pages, int max_rows, int num_threads)
@@ -53,13 +48,13 @@ Tape::Tape(const Kernels& kernels, Pages pages, int max_rows, int num_threads)
 void Tape::add(Operation operation) {
     if (operation.kind == Kind::linear) {
         const size_t rows = size_t(ceil_div(max_rows_, 16)) * 16, groups = groups_of(operation.matrices[0].inputs);
-        for (auto* each : {&scales_, &sums_}) at_least(*each, rows * groups);
-        at_least(starts_, rows * groups);
-        at_least(values_, rows * groups * GROUP), at_least(rounded_, rows * groups * GROUP);
-        at_least(shorts_, rows * groups * GROUP), at_least(group_sums_, rows * groups * 2);
-        at_least(row_scales_, rows), at_least(row_sums_, rows);
-        at_least(planes_, rows * 2 * 64 * ((groups + 1) / 2 + (groups + 31) / 32));
-        if (operation.is_gated) at_least(halves_, rows * stride_of_halves(operation));
+        for (auto* each : {&scales_, &sums_}) each->at_least(rows * groups);
+        starts_.at_least(rows * groups);
+        values_.at_least(rows * groups * GROUP), rounded_.at_least(rows * groups * GROUP);
+        shorts_.at_least(rows * groups * GROUP), group_sums_.at_least(rows * groups * 2);
+        row_scales_.at_least(rows), row_sums_.at_least(rows);
+        planes_.at_least(rows * 2 * 64 * ((groups + 1) / 2 + (groups + 31) / 32));
+        if (operation.is_gated) halves_.at_least(rows * stride_of_halves(operation));
     }
     if (operation.kind == Kind::select_rows) select_ = std::min(select_, int(operations_.size()));
     operations_.push_back(std::move(operation));
@@ -252,7 +247,7 @@ const AttentionPlan& Tape::plan_of(const Operation& op, const Step& step) {
     for (const AttentionPlan& plan : plans_)
         if (plan.is_of(op)) return plan;
     plans_.emplace_back(step, pages_.block_size, op, num_threads());
-    parts_.resize(std::max(parts_.size(), size_t(plans_.back().num_floats())));
+    parts_.at_least(size_t(plans_.back().num_floats()));
     return plans_.back();
 }
 

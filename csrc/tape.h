@@ -6,6 +6,8 @@
 
 #pragma once
 
+#include <cstdlib>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -17,22 +19,28 @@
 
 namespace octavo {
 
-// Whole cache lines: a tile whose rows each straddle two of them loads half as fast.
+// Zeros to begin with, in whole cache lines: a tile whose rows each straddle two of them loads half as fast. Memory is
+// taken where they are first used, which a small step does not do with most of them.
 template <class T>
-struct LineAllocator {
-    using value_type = T;
-    static constexpr std::align_val_t LINE{64};
+class Lines {
+  public:
+    // Make room for so many; what was there is lost.
+    void at_least(size_t size) {
+        if (size <= size_) return;
+        size_ = size;
+        memory_.reset(std::calloc(1, size * sizeof(T) + LINE));
+        if (!memory_) throw std::bad_alloc();
+    }
+    T* data() { return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(memory_.get()) + LINE - 1) / LINE * LINE); }
 
-    LineAllocator() = default;
-    template <class U>
-    LineAllocator(const LineAllocator<U>&) {}
-    T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), LINE)); }
-    void deallocate(T* at, size_t) { ::operator delete(at, LINE); }
-    bool operator==(const LineAllocator&) const { return true; }
+  private:
+    static constexpr size_t LINE = 64;
+    struct Free {
+        void operator()(void* memory) const { std::free(memory); }
+    };
+    std::unique_ptr<void, Free> memory_;
+    size_t size_ = 0;
 };
-
-template <class T>
-using Lines = std::vector<T, LineAllocator<T>>;
 
 class Tape {
   public:
