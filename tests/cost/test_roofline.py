@@ -83,14 +83,17 @@ def test_attention_has_a_share_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "worked"), [(1, 1 + 2), (2, 4 + 2), (4, 4 + 2), (5, 5 + 4), (7, 8 + 4), (8, 8 + 4)]
-)
+    ("isa", "rows", "worked"),
+    [
+        ("avx2", 1, 1 + 2), ("avx2", 2, 4 + 2), ("avx2", 4, 4 + 2), ("avx2", 5, 5 + 4),
+        ("avx2", 7, 8 + 4), ("avx2", 8, 8 + 4), ("avx512", 5, 8 + 2), ("avx512_bf16", 16, 16 + 4),
+        ("avx512_bf16", 17, 20 + 10), ("avx512", 33, 36 + 18), ("amx", 33, 48 + 6),
+    ],
+)  # fmt: skip
 def test_a_tile_costs_its_rows_and_its_weights_whether_full_or_not(
-    rows: int, worked: float
+    isa: str, rows: int, worked: float
 ) -> None:
-    tiled = replace(
-        PLAIN, instruction_set="avx2", efficiency=PLAIN.efficiency._replace(unpacking=2.0)
-    )
+    tiled = replace(PLAIN, instruction_set=isa, efficiency=PLAIN.efficiency._replace(unpacking=2.0))
     op = Linear("x", "y", ("w",), 10, (5,), (None,))
     product = OperationCost(op, "bf16", op.flops(rows), Traffic(), rows)
     assert operation_time(product, PLAIN).compute == pytest.approx(rows * 100 / 500)

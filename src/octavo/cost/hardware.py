@@ -93,8 +93,8 @@ class Machine:
         A CPU's tile has a fixed number of rows, and one that is not full costs as much (but for a
         few small sizes); weights are unpacked for each tile. Elsewhere the rows are all there is.
         """
-        sizes = _TILES.get(self.instruction_set or "")
-        if sizes is None:
+        sizes = self._tiles(rows)
+        if not sizes:
             return rows
         num_full, rest = divmod(rows, sizes[-1])
         padded = num_full * sizes[-1] + (next(s for s in sizes if s >= rest) if rest else 0)
@@ -102,8 +102,15 @@ class Machine:
 
     def num_tiles(self, rows: int) -> int:
         """Return how many tiles of rows a product has; 0 where the machine is not known to."""
-        sizes = _TILES.get(self.instruction_set or "")
+        sizes = self._tiles(rows)
         return -(-rows // sizes[-1]) if sizes else 0
+
+    def _tiles(self, rows: int) -> tuple[int, ...]:
+        """Return how many rows a tile can have, where there are so many; none if unknown."""
+        name = self.instruction_set or ""
+        return (_MANY_ROWS_TILES if rows >= _MANY_ROWS else _TILES).get(name) or _TILES.get(
+            name, ()
+        )
 
     def idle_rows(self, group: int) -> int:
         """Return how many rows of attention's tile are empty when one token attends.
@@ -119,7 +126,7 @@ class Machine:
         return self.rate(form) * efficiency.products / (self.bandwidth * efficiency.memory)
 
 
-# Rows of the tiles of csrc/isa/products.h and amx.cpp; from 17 rows on, AVX-512's take four.
+# Rows of the tiles of csrc/isa/products.h and amx.cpp, and of those that many rows have.
 _TILES: Mapping[str, tuple[int, ...]] = {
     "amx": (16,),
     "avx512_bf16": (1, 4, 8),
@@ -127,6 +134,8 @@ _TILES: Mapping[str, tuple[int, ...]] = {
     "avx2": (1, 4),
     "generic": (1, 4),
 }
+_MANY_ROWS = 17
+_MANY_ROWS_TILES: Mapping[str, tuple[int, ...]] = {"avx512_bf16": (4,), "avx512": (4,)}
 
 
 def _products(bf16: float, int8: float) -> dict[str, float]:
